@@ -1,0 +1,34 @@
+"""For `pip install .`: the engine and the model in plain Python, without ROS.
+
+On a robot `colcon build` installs the package by package.xml and CMakeLists.txt and does not read
+this file. Messages, launch files and the node's executables come only that way.
+"""
+
+from setuptools import find_packages, setup
+
+REPLAY = ['rosbags>=0.10', 'opencv-python-headless>=4.5', 'matplotlib>=3.5', 'scikit-image>=0.22']
+DEVELOPMENT = ['pytest>=7,<8.4', 'hypothesis>=6', 'ruff', 'mypy', 'types-PyYAML', 'transformers<5']
+
+setup(
+    name='oxygen_ros',
+    version='0.1.0',
+    description='A π0.5 robot policy that acts, talks and remembers from one shared prefill',
+    license='Apache-2.0',
+    maintainer='oxygen_ros maintainers',
+    maintainer_email='oxygen_ros@example.org',
+    url='https://arxiv.org/abs/2603.14371',
+    python_requires='>=3.10',
+    packages=find_packages(include=['oxygen_ros', 'oxygen_ros.*']),
+    install_requires=[
+        'numpy>=1.21',
+        'pillow>=9',
+        'pyyaml>=5.4',
+        'safetensors>=0.4',
+        'sentencepiece>=0.1.99',
+        'torch>=2.4',
+    ],
+    extras_require={
+        'replay': REPLAY,
+        'dev': REPLAY + DEVELOPMENT,
+    },
+)
