@@ -180,7 +180,9 @@ def _find(name_or_path: str, search_dir: Path) -> Path:
         return path
     if is_path:
         raise ProfileError(f'{path}: no such profile file')
-    known = sorted(file.stem for file in search_dir.glob('*.yaml'))
+    # The node's parameter file lives in the same folder and is no profile.
+    files = [file for file in search_dir.glob('*.yaml') if '\ncameras:' in file.read_text()]
+    known = sorted(file.stem for file in files)
     raise ProfileError(
         f'no profile {name_or_path!r} in {search_dir}{_did_you_mean(name_or_path, known)}; '
         f'there are: {", ".join(known) or "none"}'
