@@ -70,7 +70,7 @@ class Graph:
         self._executor.add_node(self.node)
 
     def spin_until(self, is_true: Callable[[], Any], what: str, timeout_s: float = 30.0) -> None:
-        """Turn the node until the condition holds; fail, saying what was waited for, if it never does."""
+        """Turn the node until the condition holds; fail, naming what was waited for."""
         limit = time.monotonic() + timeout_s
         while not is_true():
             if time.monotonic() > limit:
