@@ -194,14 +194,14 @@ def _did_you_mean(word: str, known: list[str]) -> str:
     return f', did you mean {close[0]!r}?' if close else ''
 
 
-def _num_commands(raw: Any) -> int | None:
-    """How many values a single per-joint one stands for; None if the file does not tell."""
+def _num_commands(raw: Any) -> int:
+    """How many values a single per-joint one stands for; 0 if the file does not tell."""
     for section in ('command', 'joints'):
         block = raw.get(section) if isinstance(raw, dict) else None
         names = block.get('names') if isinstance(block, dict) else None
         if isinstance(names, list) and names:
             return len(names)
-    return None
+    return 0
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -222,7 +222,7 @@ class _StrictLoader(yaml.SafeLoader):
 class _Reader:
     """Builds typed, frozen records from plain YAML values; the first bad value ends it."""
 
-    def __init__(self, path: Path, num_commands: int | None) -> None:
+    def __init__(self, path: Path, num_commands: int) -> None:
         self._path = path
         self._num_commands = num_commands
 
@@ -257,7 +257,7 @@ class _Reader:
 
     def _field(self, spec: Field[Any], annotation: Any, raw: Any, key: str) -> Any:
         is_scalar = not isinstance(raw, (list, dict)) and raw is not None
-        if spec.metadata.get('per_joint') and is_scalar and self._num_commands is not None:
+        if spec.metadata.get('per_joint') and is_scalar:
             raw = [raw] * self._num_commands
         value = self._value(annotation, raw, key)
         for number in value if isinstance(value, tuple) else (value,):

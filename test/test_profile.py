@@ -1,0 +1,277 @@
+"""Profiles: the shipped files load, and a wrong one is refused by a message that helps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from oxygen_ros.profile import ProfileError, RobotProfile, load_profile
+
+CONFIG = Path(__file__).parents[1] / 'config'
+ROBOTS = ('aloha', 'droid', 'dummy', 'libero')
+DUMMY: dict[str, Any] = yaml.safe_load((CONFIG / 'dummy.yaml').read_text())
+
+Load = Callable[[dict[str, Any]], RobotProfile]
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """The dummy profile with one dotted key set; list elements by number."""
+    raw = copy.deepcopy(DUMMY)
+    *path, last = [int(part) if part.isdigit() else part for part in key.split('.')]
+    node: Any = raw
+    for part in path:
+        node = node[part]
+    node[last] = value
+    return raw
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def load_raw(raw: dict[str, Any]) -> RobotProfile:
+        path = tmp_path / 'robot.yaml'
+        path.write_text(yaml.safe_dump(raw))
+        return load_profile(str(path), CONFIG)
+
+    return load_raw
+
+
+def refusal(load: Load, raw: dict[str, Any]) -> str:
+    with pytest.raises(ProfileError) as caught:
+        load(raw)
+    assert 'robot.yaml: ' in str(caught.value), 'the message must name the file'
+    return str(caught.value)
+
+
+@pytest.mark.parametrize('name', ROBOTS)
+def test_every_shipped_profile_loads_under_its_own_name(name: str) -> None:
+    assert load_profile(name, CONFIG).name == name
+
+
+def test_every_profile_in_config_is_tested_here() -> None:
+    files = {file.stem for file in CONFIG.glob('*.yaml')} - {'oxygen'}
+    assert files == set(ROBOTS)
+
+
+def test_the_node_parameters_apply_to_any_node_and_name_a_shipped_profile() -> None:
+    raw = yaml.safe_load((CONFIG / 'oxygen.yaml').read_text())
+    assert list(raw) == ['/**']
+    assert raw['/**']['ros__parameters']['profile'] in ROBOTS
+
+
+def test_the_dummy_profile_shows_every_key(load: Load) -> None:
+    """It is the manual: a field added to the schema must be explained there."""
+    text = (CONFIG / 'dummy.yaml').read_text()
+    profile = load_profile('dummy', CONFIG)
+    records = [
+        profile.cameras[0],
+        profile.joints,
+        profile.instruction,
+        profile.command,
+        profile.action,
+        profile.tasks[0],
+        profile.model,
+    ]
+    for record in records:
+        for name in record.__dataclass_fields__:
+            assert f'{name}:' in text, f'{type(record).__name__}.{name}'
+
+
+def test_aloha_has_fourteen_joints_with_absolute_grippers() -> None:
+    profile = load_profile('aloha', CONFIG)
+    absolute = [
+        name
+        for name, is_delta in zip(profile.command.names, profile.action.delta_mask, strict=True)
+        if not is_delta
+    ]
+    assert len(profile.command.names) == 14
+    assert absolute == ['left_gripper', 'right_gripper']
+
+
+def test_libero_commands_other_names_than_it_measures() -> None:
+    profile = load_profile('libero', CONFIG)
+    assert (len(profile.joints.names), len(profile.command.names)) == (8, 7)
+    assert all(camera.rotate_180 for camera in profile.cameras)
+
+
+def test_command_names_default_to_the_joints(load: Load) -> None:
+    profile = load(DUMMY)
+    assert profile.command.names == profile.joints.names
+
+
+def test_one_value_stands_for_all_joints(load: Load) -> None:
+    profile = load(DUMMY)
+    assert profile.command.lower == (-3.14,) * 6
+    assert profile.command.quantity == ('position',) * 6
+    assert load(changed('action.delta_mask', True)).action.delta_mask == (True,) * 6
+
+
+def test_a_whole_number_is_accepted_where_a_number_is_expected(load: Load) -> None:
+    rate_hz = load(changed('command.rate_hz', 50)).command.rate_hz
+    assert isinstance(rate_hz, float)
+    assert rate_hz == 50.0
+
+
+def test_a_continuous_joint_may_be_unbounded(load: Load) -> None:
+    assert load(changed('command.limits.upper', float('inf'))).command.upper == (float('inf'),) * 6
+
+
+def test_an_unknown_profile_is_told_which_ones_there_are() -> None:
+    with pytest.raises(ProfileError, match=r"did you mean 'aloha'\?; there are: aloha, droid"):
+        load_profile('alhoa', CONFIG)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ProfileError, match=r'/nowhere/robot\.yaml: no such profile file'):
+        load_profile('/nowhere/robot.yaml', CONFIG)
+
+
+@pytest.mark.parametrize('text', ['cameras: [', 'a: 1\na: 2\n', '- 1\n', '', '\x00', 'x: \xff'])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / 'robot.yaml'
+    path.write_bytes(text.encode('latin-1'))
+    with pytest.raises(ProfileError, match=r'robot\.yaml'):
+        load_profile(str(path), CONFIG)
+
+
+def test_a_key_given_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / 'robot.yaml'
+    path.write_text((CONFIG / 'dummy.yaml').read_text() + '\nname: other\n')
+    with pytest.raises(ProfileError, match=r"(?s)'name' is given twice.*line \d+"):
+        load_profile(str(path), CONFIG)
+
+
+def test_no_file_can_run_code(tmp_path: Path) -> None:
+    path = tmp_path / 'robot.yaml'
+    path.write_text("name: !!python/object/apply:os.system ['true']\n")
+    with pytest.raises(ProfileError, match='not readable as YAML'):
+        load_profile(str(path), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ('key', 'value', 'expected'),
+    [
+        # unknown keys
+        ('comand', {}, ['comand: unknown key', "did you mean 'command'?", 'allowed here: name']),
+        ('cameras.1.topc', 'x', ['cameras[1].topc: unknown key', "did you mean 'topic'?"]),
+        ('command.limits.uper', 1, ['command.limits.uper', "'upper'", 'lower, upper, max_vel']),
+        ('command.lower', -1, ['command.lower: unknown key']),
+        # wrong types
+        ('frame_rate_hz', 'fast', ['frame_rate_hz: expected a number', "'fast' (str)"]),
+        ('frame_rate_hz', True, ['frame_rate_hz: expected a number', 'True (bool)']),
+        ('tasks.0.period_frames', True, ['tasks[0].period_frames: expected a whole number']),
+        ('tasks.0.period_frames', 2.0, ['tasks[0].period_frames: expected a whole number']),
+        ('cameras.0.required', 1, ['cameras[0].required: expected true or false', '1 (int)']),
+        ('cameras.0.topic', 7, ['cameras[0].topic: expected a text']),
+        ('cameras', 'one', ['cameras: expected a list']),
+        ('joints', ['a'], ['joints: expected keys (topic, names']),
+        ('tasks', None, ['tasks: expected a list; got None']),
+        ('joints.names', ['a', 1], ['joints.names[1]: expected a text']),
+        # choices
+        ('cameras.0.transport', 'jpeg', ['cameras[0].transport', 'raw, compressed', "'jpeg'"]),
+        ('command.interface', 'joint_states', ["did you mean 'joint_state'?"]),
+        ('command.quantity', 'effort', ['command.quantity[0]', 'position, velocity']),
+        ('model.preset', 'pi0', ['model.preset', 'pi05, mid, dummy']),
+        # ranges
+        ('frame_rate_hz', 0, ['frame_rate_hz: expected a value above 0; got 0.0']),
+        ('frame_rate_hz', float('nan'), ['frame_rate_hz: expected a finite number; got nan']),
+        ('command.rate_hz', float('inf'), ['command.rate_hz: expected a finite number']),
+        ('command.rate_hz', -1, ['command.rate_hz: expected a value above 0']),
+        ('cameras.0.max_age_s', 0.0, ['cameras[0].max_age_s']),
+        ('cameras.0.expected_hz', -1, ['cameras[0].expected_hz: expected a value of at least 0']),
+        ('tasks.0.max_new_tokens', 0, ['tasks[0].max_new_tokens']),
+        ('model.num_denoise_steps', 0, ['model.num_denoise_steps']),
+        ('command.limits.lower', float('nan'), ['command.limits.lower']),
+        ('command.limits.max_velocity', 0.0, ['command.limits.max_velocity']),
+        ('command.limits.max_velocity', float('inf'), ['command.limits.max_velocity']),
+        ('command.home', float('inf'), ['command.home']),
+        # lengths
+        ('command.limits.lower', [-1.0, -1.0], ['command.limits.lower: expected 6', 'got 2']),
+        ('command.quantity', ['position'], ['command.quantity: expected 6 values', 'got 1']),
+        ('command.home', [0.0], ['command.home: expected 6']),
+        ('action.delta_mask', [True] * 5, ['action.delta_mask: expected 6', 'got 5']),
+        # names and topics
+        ('name', '', ['name: is empty']),
+        ('cameras', [], ['cameras: at least one']),
+        ('cameras.1.slot', 'base_0_rgb', ["cameras: slot 'base_0_rgb' is given 2 times"]),
+        ('cameras.1.slot', '', ['cameras[1].slot: is empty']),
+        ('cameras.1.topic', 'camera/base/image_raw', ['cameras: topic', '2 times']),
+        ('tasks.1.name', 'text', ["tasks: name 'text' is given 2 times"]),
+        ('tasks.1.topic', '~/text', ["tasks: topic '~/text' is given 2 times"]),
+        ('tasks.0.name', 'My Task', ['tasks[0].name', "'My Task'"]),
+        ('joints.names', [], ['joints.names: at least one']),
+        ('joints.names', ['a', 'b', 'c', 'a', 'd', 'e'], ["joints: names 'a' is given 2 times"]),
+        ('joints.topic', '', ['joints.topic: expected a ROS topic name']),
+        ('joints.topic', 'joint states', ['joints.topic', "'joint states'"]),
+        ('joints.topic', '0joints', ['joints.topic']),
+        ('joints.topic', 'a//b', ['joints.topic']),
+        ('joints.topic', 'a/', ['joints.topic']),
+        ('joints.topic', 'caméra', ['joints.topic']),
+        ('command.topic', 'joint_states', ['command.topic: is also joints.topic']),
+        # combinations
+        ('command.limits.lower', 4.0, ['joint_1: expected lower < upper; got 4 and 3.14']),
+        ('command.home', 3.2, ['command.home: joint_1: 3.2 is outside its limits -3.14 to 3.14']),
+        ('command.names', ['other', *DUMMY['joints']['names'][1:]], ["'other' is commanded"]),
+        (
+            'command.quantity',
+            ['position'] * 5 + ['velocity'],
+            ['command.quantity: joint_state carries either'],
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(
+    load: Load, key: str, value: Any, expected: list[str]
+) -> None:
+    message = refusal(load, changed(key, value))
+    for part in expected:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ('section', 'key'),
+    [('command', 'topic'), ('command', 'limits'), ('joints', 'max_age_s'), ('model', 'preset')],
+)
+def test_a_missing_key_is_named(load: Load, section: str, key: str) -> None:
+    raw = copy.deepcopy(DUMMY)
+    del raw[section][key]
+    message = refusal(load, raw)
+    assert f'{section}.{key}' in message
+    assert 'is missing' in message
+
+
+@pytest.mark.parametrize(
+    ('command', 'expected'),
+    [
+        ({'fallback': 'home', 'home': None}, 'command.home: is missing'),
+        ({'fallback': 'home', 'quantity': 'velocity'}, 'home needs positions'),
+        ({'fallback': 'stop', 'quantity': 'velocity'}, 'leave the last velocity in force'),
+        ({'interface': 'joint_trajectory', 'quantity': 'velocity'}, 'takes positions only'),
+    ],
+)
+def test_a_dangerous_combination_is_refused(
+    load: Load, command: dict[str, Any], expected: str
+) -> None:
+    raw = copy.deepcopy(DUMMY)
+    raw['command'].update(command)
+    assert expected in refusal(load, raw)
+
+
+def test_a_delta_needs_the_same_joint_in_state_and_command(load: Load) -> None:
+    """CASES 37: added by position in the list, so the lists must agree there."""
+    raw = changed('action.delta_mask', True)
+    raw['command']['names'] = [*DUMMY['joints']['names'][1:], 'joint_1']
+    assert "action.delta_mask[0]: 'joint_2' would be added to state 0, which is 'joint_1'" in (
+        refusal(load, raw)
+    )
+
+
+def test_all_combination_problems_are_reported_at_once(load: Load) -> None:
+    raw = changed('joints.topic', '')
+    raw['command']['topic'] = 'a b'
+    message = refusal(load, raw)
+    assert 'joints.topic' in message
+    assert 'command.topic' in message
