@@ -1,0 +1,181 @@
+"""From a robot profile and a checkpoint to a ready Engine.
+
+The only place that knows how the parts fit together; owns nothing afterwards. Called by the node
+when it is configured, by the evaluation and by the benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from oxygen_ros.actions import ActionChunk
+from oxygen_ros.engine.engine import Engine, TextUpdate
+from oxygen_ros.engine.model_runner import ModelRunner, load_pi05
+from oxygen_ros.engine.scheduler import Scheduler
+from oxygen_ros.engine.slots import SlotLayout
+from oxygen_ros.engine.tasks import LanguageTask
+from oxygen_ros.model.config import Pi05Config, preset
+from oxygen_ros.model.processor import Processor
+from oxygen_ros.model.prompt import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from oxygen_ros.model.transforms import NormStats, load_norm_stats, make_adapter
+from oxygen_ros.profile import ProfileError, RobotProfile, TaskProfile
+
+TOKENIZER_FILES = ('tokenizer.model', 'paligemma_tokenizer.model')
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What is chosen per run and not per robot."""
+
+    checkpoint: str = ''
+    """safetensors file or directory; empty only if the profile asks for random weights."""
+    tokenizer: str = ''
+    """SentencePiece model; empty looks beside the checkpoint."""
+    device: str = 'cpu'
+    dtype: str = 'float32'
+    num_slots: int = 8
+    max_batch: int = 16
+    seed: int = 0
+
+
+def build_engine(
+    profile: RobotProfile,
+    options: EngineOptions,
+    *,
+    on_chunk: Callable[[ActionChunk], None],
+    on_text: Callable[[TextUpdate], None],
+    frame_waiting: Callable[[], bool] = lambda: False,
+) -> Engine:
+    """Load everything and wire it; the callbacks are the Engine's.
+
+    Raises:
+        ProfileError: profile and checkpoint do not fit, naming the key.
+        CheckpointError: the weights do not fit, naming the tensors.
+        FileNotFoundError: tokenizer or statistics are missing, naming the path.
+        ValueError: unknown device or dtype, or options that make no engine.
+    """
+    config = preset(
+        profile.model.preset,
+        prefix_attention=profile.model.prefix_attention,
+        action_horizon=profile.model.action_horizon,
+    )
+    checkpoint = _checkpoint(profile, options)
+    tokenizer = _tokenizer(options, checkpoint, config)
+    tasks = [_language_task(task, tokenizer) for task in profile.tasks]
+    processor = _processor(profile, config, tokenizer, _norm_stats(profile, checkpoint))
+    scheduler = Scheduler(
+        tasks,
+        num_slots=options.num_slots,
+        max_batch=options.max_batch,
+        eos_id=tokenizer.eos_id,
+    )
+    model = load_pi05(config, checkpoint, options.device, options.dtype, options.seed)
+    runner = ModelRunner(
+        model,
+        SlotLayout(config.max_prefix_len, tasks, config.action_horizon),
+        num_slots=options.num_slots,
+        num_denoise_steps=profile.model.num_denoise_steps,
+    )
+    return Engine(
+        processor,
+        scheduler,
+        runner,
+        action_period_ns=round(1e9 / profile.action.rate_hz),
+        seed=options.seed,
+        on_chunk=on_chunk,
+        on_text=on_text,
+        frame_waiting=frame_waiting,
+    )
+
+
+def _checkpoint(profile: RobotProfile, options: EngineOptions) -> Path | None:
+    if options.checkpoint:
+        return Path(options.checkpoint).expanduser()
+    if profile.model.random_weights:
+        return None
+    raise ProfileError(
+        f"profile {profile.name}: expected parameter 'checkpoint' (a directory with "
+        f"model.safetensors, openpi PyTorch or LeRobot layout), got ''; random weights are used "
+        f'only by a profile with model.random_weights: true'
+    )
+
+
+def _tokenizer(options: EngineOptions, checkpoint: Path | None, config: Pi05Config) -> Tokenizer:
+    tokenizer: Tokenizer
+    if options.tokenizer:
+        tokenizer = SentencePieceTokenizer(Path(options.tokenizer).expanduser())
+    elif checkpoint is None:
+        tokenizer = ByteTokenizer()  # random weights write noise in any alphabet
+    else:
+        tokenizer = SentencePieceTokenizer(_beside(checkpoint, TOKENIZER_FILES))
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f'tokenizer {options.tokenizer or checkpoint}: expected at most {config.vocab_size} '
+            f'pieces, the vocabulary of the model, got {tokenizer.vocab_size}'
+        )
+    return tokenizer
+
+
+def _beside(checkpoint: Path, names: tuple[str, ...]) -> Path:
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(
+        f"tokenizer: expected one of {list(names)} in {folder}, or parameter 'tokenizer' with the "
+        f'path of the SentencePiece model that the checkpoint was trained with'
+    )
+
+
+def _norm_stats(profile: RobotProfile, checkpoint: Path | None) -> NormStats | None:
+    if profile.model.normalization == 'none':
+        return None
+    named = profile.model.norm_stats
+    folder = checkpoint.parent if checkpoint and checkpoint.is_file() else checkpoint
+    candidates = [Path(named).expanduser()] if named else []
+    if folder is not None:
+        assets = folder / 'assets'
+        candidates.append(assets / named / 'norm_stats.json')
+        if not named:
+            candidates += sorted(assets.glob('**/norm_stats.json'))
+    found = sorted({path for path in candidates if path.is_file()})
+    if len(found) != 1:
+        raise FileNotFoundError(
+            f'profile {profile.name}: model.norm_stats: expected exactly one norm_stats.json '
+            f'({named or "any"} under {folder}/assets), found {[str(path) for path in found]}'
+        )
+    return load_norm_stats(found[0])
+
+
+def _language_task(task: TaskProfile, tokenizer: Tokenizer) -> LanguageTask:
+    return LanguageTask(
+        name=task.name,
+        prompt_tokens=tuple(tokenizer.encode(task.prompt)) if task.prompt else (),
+        period_frames=task.period_frames,
+        max_new_tokens=task.max_new_tokens,
+        max_age_ns=round(task.max_age_s * 1e9),
+        priority=task.priority,
+        stream=task.stream,
+    )
+
+
+def _processor(
+    profile: RobotProfile, config: Pi05Config, tokenizer: Tokenizer, norm_stats: NormStats | None
+) -> Processor:
+    return Processor(
+        image_size=config.vision.image_size,
+        camera_slots=config.camera_slots,
+        max_token_len=config.max_token_len,
+        action_dim=config.action_dim,
+        action_horizon=config.action_horizon,
+        tokenizer=tokenizer,
+        prompt=profile.model.prompt,
+        normalization=profile.model.normalization,
+        norm_stats=norm_stats,
+        adapter=make_adapter(
+            profile.action.adapter, len(profile.joints.names), len(profile.command.names)
+        ),
+        delta_mask=profile.action.delta_mask,
+    )

@@ -1,0 +1,186 @@
+"""ModelRunner: the one hand on the device.
+
+Owns the model, the KV tensor and everything else with an address; turns frames and sequences into
+tensors and back. Decides nothing: which frame, which batch and when is the scheduler's affair.
+Called by `engine.py` on the frame thread, and only there (captured graphs are bound to it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oxygen_ros.engine.sequence import Frame, Sequence
+from oxygen_ros.engine.slots import SlotLayout
+from oxygen_ros.model.attention import MASKED, rotary_table
+from oxygen_ros.model.config import Pi05Config
+from oxygen_ros.model.pi05 import ExtendPlan, Pi05, causal_prefix_bias, euler_times
+from oxygen_ros.model.processor import ModelInput
+from oxygen_ros.model.weights import load_model, random_model
+
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
+
+
+def load_pi05(
+    config: Pi05Config, checkpoint: Path | None, device: str, dtype: str, seed: int
+) -> Pi05:
+    """Return the model on `device` ('cpu', 'cuda', 'cuda:1', ...) in `dtype`.
+
+    Without a checkpoint the weights are random, by `seed`.
+
+    Raises:
+        CheckpointError: see `load_model`.
+        ValueError: unknown dtype, or a device that is unknown or not there.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"parameter 'dtype': expected one of {sorted(DTYPES)}, got {dtype!r}")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"parameter 'device': expected 'cpu' or 'cuda[:N]', got {device!r}"
+        ) from error
+    if place.type == 'cuda' and not torch.cuda.is_available():
+        raise ValueError(
+            f"parameter 'device': {device!r} was asked for, but torch {torch.__version__} sees no "
+            f"CUDA device here; use device:='cpu' or a CUDA build of torch"
+        )
+    if checkpoint is None:
+        return random_model(config, seed=seed, device=place, dtype=DTYPES[dtype])
+    return load_model(config, checkpoint, device=place, dtype=DTYPES[dtype])
+
+
+class ModelRunner:
+    """Prefill, denoise and decode on slots.
+
+    `k`, `v`: (layers, slots, K, rows, D), allocated once; every pass reads and writes views.
+    """
+
+    def __init__(
+        self, model: Pi05, layout: SlotLayout, *, num_slots: int, num_denoise_steps: int
+    ) -> None:
+        self.model = model
+        self.layout = layout
+        self.device = model.embedding.weight.device
+        vlm = model.config.vlm
+        shape = (vlm.depth, num_slots, vlm.num_kv_heads, layout.length, vlm.head_dim)
+        self.k = torch.zeros(shape, dtype=model.dtype, device=self.device)
+        self.v = torch.zeros_like(self.k)
+        self._last_hidden = torch.zeros(num_slots, vlm.width, dtype=model.dtype, device=self.device)
+        self._rotary = rotary_table(layout.length, vlm.head_dim, self.device)
+        with torch.inference_mode():
+            times = torch.from_numpy(euler_times(num_denoise_steps)).to(self.device)
+            self._modulations = model.modulations(times)
+        self.num_prefills = 0
+
+    def prefix_len(self, inputs: ModelInput) -> int:
+        """Return the number of tokens that `prefill` will write for these inputs."""
+        return len(inputs.images) * self.model.config.vision.tokens_per_image + len(inputs.tokens)
+
+    @torch.inference_mode()
+    def prefill(self, frame: Frame, inputs: ModelInput) -> None:
+        """Write the K/V of the frame's present cameras and prompt into its slot."""
+        images = torch.from_numpy(np.stack(list(inputs.images.values()))).to(self.device)
+        pixels = (images.float() / 255.0 * 2.0 - 1.0).permute(0, 3, 1, 2)  # openpi: [-1, 1], CHW
+        tokens = torch.tensor(inputs.tokens, device=self.device)
+        n = frame.prefix_len
+        bias = None
+        if self.model.config.prefix_attention == 'causal':
+            bias = causal_prefix_bias(n - len(inputs.tokens), n, self.device)
+        k, v = self._span(frame.slot, self.layout.prefix_start(n), self.layout.prefix_capacity)
+        prefix = self.model.embed_prefix(pixels, tokens)
+        hidden = self.model.prefill(prefix, self._rotary[:n], k, v, bias)
+        self._last_hidden[frame.slot] = hidden[-1]
+        self.num_prefills += 1
+
+    @torch.inference_mode()
+    def denoise(self, frame: Frame, noise: np.ndarray) -> np.ndarray:
+        """Return actions (H, A) float32 for noise (H, A) float32 against the prefilled frame."""
+        n, horizon = frame.prefix_len, len(noise)
+        start, end = self.layout.prefix_start(n), self.layout.prefix_capacity + horizon
+        k, v = self._span(frame.slot, start, end)
+        x = torch.from_numpy(noise).to(self.device)
+        rotary = self._rotary[n : n + horizon]
+        return self.model.denoise(x, self._modulations, rotary, k, v).cpu().numpy()
+
+    @torch.inference_mode()
+    def decode(self, batch: SequenceOf[Sequence]) -> list[int]:
+        """Return the next token of each sequence; frames and lengths mix freely."""
+        hidden = self._last_hidden.new_empty(len(batch), self.model.config.vlm.width)
+        fresh = [i for i, sequence in enumerate(batch) if not sequence.pending]
+        ongoing = [i for i, sequence in enumerate(batch) if sequence.pending]
+        if fresh:
+            hidden[fresh] = self._last_hidden[[batch[i].frame.slot for i in fresh]]
+        if ongoing:
+            hidden[ongoing] = self._extend([batch[i] for i in ongoing])
+        return self.model.greedy_tokens(hidden).tolist()
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot. A masked key weighs 0, but 0 times NaN is NaN: numbers that went bad must
+        not stay behind for the slot's next frame."""
+        self.k[:, slot].zero_()
+        self.v[:, slot].zero_()
+        self._last_hidden[slot].zero_()
+
+    def _span(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self.k[:, slot, :, start:end], self.v[:, slot, :, start:end]
+
+    def _extend(self, batch: SequenceOf[Sequence]) -> Tensor:
+        """Feed the pending tokens of every sequence; return (B, W), the hidden row of each last."""
+        tokens = [token for sequence in batch for token in sequence.pending]
+        positions = [
+            sequence.frame.prefix_len + sequence.num_cached + i
+            for sequence in batch
+            for i in range(len(sequence.pending))
+        ]
+        start, end, num_slots, plan = self._plan(batch)
+        hidden = self.model.extend(
+            torch.tensor(tokens, device=self.device),
+            self._rotary[positions],
+            self.k[:, :num_slots, :, start:end],
+            self.v[:, :num_slots, :, start:end],
+            plan,
+        )
+        last = np.cumsum([len(sequence.pending) for sequence in batch]) - 1
+        return hidden[torch.from_numpy(last).to(self.device)]
+
+    def _plan(self, batch: SequenceOf[Sequence]) -> tuple[int, int, int, ExtendPlan]:
+        """Return the first and last row and the number of slots of the common view, and the plan.
+
+        The view is the smallest that holds every prefix and tail of the batch; slots between that
+        are not in the batch get masked rows nobody reads.
+        """
+        layout = self.layout
+        start = layout.prefix_start(max(sequence.frame.prefix_len for sequence in batch))
+        end = max(layout.tail_start(s) + s.num_cached + len(s.pending) for s in batch)
+        num_slots = max(sequence.frame.slot for sequence in batch) + 1
+        fill = [0] * num_slots  # query rows taken so far in each slot
+        slots, rows, queries = [], [], []
+        for sequence in batch:
+            slot = sequence.frame.slot
+            first = layout.tail_start(sequence) + sequence.num_cached - start
+            for i in range(len(sequence.pending)):
+                slots.append(slot)
+                rows.append(first + i)
+                queries.append(fill[slot])
+                fill[slot] += 1
+        gather = np.zeros((num_slots, max(fill)), np.int64)
+        gather[slots, queries] = np.arange(len(slots))
+        bias = np.full((num_slots, max(fill), end - start), MASKED, np.float32)
+        token = 0
+        for sequence in batch:
+            own = layout.tail_start(sequence) - start
+            prefix = layout.prefix_start(sequence.frame.prefix_len) - start
+            for _ in sequence.pending:
+                visible = bias[slots[token], queries[token]]
+                visible[prefix : layout.prefix_capacity - start] = 0.0
+                visible[own : rows[token] + 1] = 0.0
+                token += 1
+        scatter = np.asarray(slots, np.int64) * max(fill) + np.asarray(queries)
+        to_device = [torch.from_numpy(np.asarray(a)).to(self.device)
+                     for a in (slots, rows, gather, scatter, bias)]  # fmt: skip
+        return start, end, num_slots, ExtendPlan(*to_device)

@@ -1,0 +1,167 @@
+"""Scheduler: which frame gets a slot, which sequence a place, and when decoding has to stop.
+
+All policy of the engine and none of its arithmetic: standard library only, time is passed in.
+Owned and called by `engine.py` on the frame thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+
+from oxygen_ros.engine.sequence import FinishReason, Frame, Sequence
+from oxygen_ros.engine.slots import SlotPool
+from oxygen_ros.engine.tasks import LanguageTask
+
+
+class StepTimes:
+    """How long a decode step of a given batch size is expected to take.
+
+    The estimate is the second longest of the last few steps of that size: on the safe side, yet a
+    single hiccup does not count.
+    """
+
+    WINDOW = 5
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[int]] = {}
+
+    def add(self, batch_size: int, duration_ns: int) -> None:
+        self._recent.setdefault(batch_size, deque(maxlen=self.WINDOW)).append(duration_ns)
+
+    def expected_ns(self, batch_size: int) -> int:
+        """Return the estimate for this size, else for the nearest size seen, else 0 (try it)."""
+        if not self._recent:
+            return 0
+        nearest = min(self._recent, key=lambda size: abs(size - batch_size))
+        longest = sorted(self._recent[nearest])
+        return longest[-2] if len(longest) > 1 else longest[-1]
+
+
+class Scheduler:
+    """Opens frames, admits sequences, picks decode batches, retires what is done.
+
+    One slot is always kept free for the next frame: text may wait for memory, actions never do.
+    """
+
+    PATIENCE = 0.8
+    """Every frame without a single decode step shortens the expected step by this factor, until one
+    is tried again: an overloaded machine writes slowly instead of never."""
+
+    def __init__(
+        self, tasks: Iterable[LanguageTask], *, num_slots: int, max_batch: int, eos_id: int
+    ) -> None:
+        if num_slots < 2:
+            raise ValueError(
+                f'num_slots must be at least 2 (one is kept free for the next frame), '
+                f'got {num_slots}'
+            )
+        if max_batch < 1:
+            raise ValueError(f'max_batch must be at least 1, got {max_batch}')
+        self.tasks = tuple(sorted(tasks, key=lambda task: -task.priority))
+        self.pool = SlotPool(num_slots)
+        self.live: list[Sequence] = []
+        self.drops: Counter[str] = Counter()
+        self._max_batch = max_batch
+        self._eos_id = eos_id
+        self._step_times = StepTimes()
+        self._open: Frame | None = None
+        self._stepped = True
+        self.starved_frames = 0
+        """Frames in a row that left no time for a single decode step of a live sequence."""
+
+    # --- frames -------------------------------------------------------------------------------
+
+    def open_frame(self, number: int, stamp_ns: int, prefix_len: int, now_ns: int) -> Frame:
+        """Take a slot for a new frame; close it with `admit` or `abandon`."""
+        assert self._open is None, 'the previous frame is still open'
+        self._open = Frame(number, stamp_ns, self.pool.allocate(), prefix_len, now_ns)
+        self._stepped = False
+        return self._open
+
+    def admit(self, frame: Frame) -> list[Sequence]:
+        """Give the open frame's slot over to the tasks that are due, and close the frame.
+
+        A due task that finds no room is counted in `drops`, by task.
+        """
+        due = [task for task in self.tasks if frame.number % task.period_frames == 0]
+        if due and not self.can_admit():
+            self.drops.update(f'{task.name}_no_slot' for task in due)
+            due = []
+        admitted = [Sequence(task, frame, pending=task.prompt_tokens) for task in due]
+        for _ in admitted:
+            self.pool.share(frame.slot)
+        self.live += admitted
+        self._close(frame)
+        return admitted
+
+    def can_admit(self) -> bool:
+        """True if the open frame may keep its slot and one is still left for the next frame."""
+        return self.pool.num_free >= 1
+
+    def abandon(self, frame: Frame) -> None:
+        """Close the open frame without any sequence."""
+        self._close(frame)
+
+    def _close(self, frame: Frame) -> None:
+        assert self._open is frame
+        self._open = None
+        self.pool.release(frame.slot)
+
+    # --- decoding -----------------------------------------------------------------------------
+
+    def next_batch(self, now_ns: int, deadline_ns: int) -> list[Sequence]:
+        """Return the sequences for one more step, or none if it would not end by the deadline.
+
+        Higher priority first, then the oldest frame.
+        """
+        batch = sorted(self.live, key=lambda s: (-s.task.priority, s.frame.number))
+        batch = batch[: self._max_batch]
+        expected_ns = self._step_times.expected_ns(len(batch)) * self.PATIENCE**self.starved_frames
+        if batch and now_ns + expected_ns > deadline_ns:
+            self.starved_frames += not self._stepped
+            self._stepped = True  # counted once per frame
+            return []
+        return batch
+
+    def commit(
+        self, batch: SequenceOf[Sequence], tokens: SequenceOf[int], duration_ns: int
+    ) -> None:
+        """Append one token to each sequence of a batch and retire those that are done."""
+        self._step_times.add(len(batch), duration_ns)
+        self._stepped, self.starved_frames = True, 0
+        for sequence, token in zip(batch, tokens, strict=True):
+            sequence.append(token, self._eos_id)
+        self._retire()
+
+    def expire(self, now_ns: int) -> list[Sequence]:
+        """Give up sequences that are older than their task allows; they are counted in `drops`."""
+        old = [s for s in self.live if now_ns - s.frame.opened_ns > s.task.max_age_ns]
+        for sequence in old:
+            sequence.finish_reason = FinishReason.EXPIRED
+            self.drops[f'{sequence.task.name}_expired'] += 1
+        self._retire()
+        return old
+
+    def cancel(self, reason: FinishReason) -> list[Sequence]:
+        """End every live sequence; they are counted in `drops` by task and reason."""
+        ended = list(self.live)
+        for sequence in ended:
+            sequence.finish_reason = reason
+            self.drops[f'{sequence.task.name}_{reason.value}'] += 1
+        self._retire()
+        return ended
+
+    def _retire(self) -> None:
+        for sequence in self.live:
+            if not sequence.live:
+                self.pool.release(sequence.frame.slot)
+        self.live = [sequence for sequence in self.live if sequence.live]
+
+    def check_integrity(self) -> None:
+        """Assert that exactly the open frame and the live sequences hold slots."""
+        holders = Counter(sequence.frame.slot for sequence in self.live)
+        if self._open is not None:
+            holders[self._open.slot] += 1
+        self.pool.check_integrity(dict(holders))
