@@ -17,8 +17,8 @@ from launch_ros.substitutions import FindPackageShare
 PARAMETERS = {
     'profile': (str, 'robot profile: a name in config/ (dummy, aloha, droid, libero) or a file'),
     'checkpoint': (str, 'folder of the checkpoint: model.safetensors, assets, tokenizer.model'),
-    'device': (str, 'where the model runs: cpu, cuda or cuda:N'),
-    'dtype': (str, 'numbers the model computes with: float32 or bfloat16'),
+    'device': (str, 'where the model runs: auto, cpu, cuda or cuda:N'),
+    'dtype': (str, 'numbers the model computes with: auto, float32 or bfloat16'),
     'instruction': (str, 'what the robot should do until the instruction topic says otherwise'),
     'autostart': (bool, 'true: configure and activate at once; false: wait for lifecycle calls'),
     'dry_run': (bool, 'true: commands go to ~/would_be_command only, the robot stays still'),
