@@ -139,9 +139,8 @@ def decode_image(msg: Any, camera: CameraProfile) -> np.ndarray:
         else:
             rgb = _decode_raw(msg, camera)
     except cv2.error as error:
-        text = ' '.join(str(error).split())
         raise ConversionError(
-            'image_decode', f'{camera.topic}: OpenCV cannot decode: {text}'
+            'image_decode', f'{camera.topic}: OpenCV cannot decode the image: {error.err}'
         ) from None
     if camera.rotate_180:
         rgb = rgb[::-1, ::-1]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import subprocess
 import sys
+import zlib
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -482,6 +484,13 @@ def test_a_png_damaged_in_the_middle_is_refused_by_the_decoder_only() -> None:
     assert reason_of(message, camera('compressed')) == 'image_decode'
 
 
+def test_a_png_that_claims_a_gigantic_size_is_refused() -> None:
+    data = encode('.png', smooth_scene())
+    header = b'IHDR' + struct.pack('>II', 60_000, 60_000) + data[24:29]
+    claimed = data[:12] + header + struct.pack('>I', zlib.crc32(header)) + data[33:]
+    assert reason_of(compressed(claimed, 'png'), camera('compressed')) == 'image_decode'
+
+
 def test_bytes_that_are_no_picture_are_refused_and_shown() -> None:
     with pytest.raises(ConversionError, match='47 49 46 38') as refused:
         check_image(compressed(b'GIF89a' + bytes(20)), camera('compressed'))
@@ -735,6 +744,18 @@ def test_recorded_shuffled_joints_read_the_same_with_and_without_velocities(
 
 
 # ---- stamps and commands
+
+
+def test_real_ros_messages_read_like_recorded_ones() -> None:
+    messages = pytest.importorskip('sensor_msgs.msg')
+    scene = smooth_scene()
+    image = messages.Image(height=48, width=64, step=192, encoding='rgb8', data=scene.tobytes())
+    assert (decode_image(image, camera()) == scene).all()
+    png = messages.CompressedImage(format='png', data=encode('.png', scene))
+    assert (decode_image(png, camera('compressed')) == scene).all()
+    state = messages.JointState(name=['elbow', 'shoulder'], position=[2.0, 1.0])
+    assert joint_positions(state, joints_profile()) == {'shoulder': 1.0, 'elbow': 2.0}
+    assert stamp_to_ns(image.header.stamp) == 0
 
 
 def test_stamps_survive_the_way_there_and_back() -> None:
