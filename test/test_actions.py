@@ -117,7 +117,7 @@ def test_the_last_row_lasts_its_period_and_not_longer(interpolation: str) -> Non
 def test_a_clock_set_back_before_the_chunk_gives_no_rows() -> None:
     buffer = ActionBuffer(2, 'linear')
     buffer.put(ramp(), T0)
-    assert len(buffer.rows(T0 - 5 * MS, period_ns=20 * MS, count=1)) == 1
+    np.testing.assert_allclose(buffer.rows(T0 - 5 * MS, period_ns=20 * MS, count=1), [[0, 100]])
     assert len(buffer.rows(T0 - 2_000 * MS, period_ns=20 * MS, count=1)) == 0
 
 
@@ -239,6 +239,13 @@ def test_without_a_reference_a_position_is_refused(reference: np.ndarray | None)
 def test_an_arm_just_outside_its_limits_is_brought_back() -> None:
     gated = CommandGate(command_of()).apply(np.array([[0.9, 0.0]]), np.array([1.08, 0.0]), None)
     np.testing.assert_allclose(gated.rows, [[0.98, 0.0]])
+
+
+def test_rounding_does_not_carry_a_command_over_its_limit() -> None:
+    command = command_of(upper=(0.94, 0.94))
+    assert 1.04 - 0.1 > 0.94, 'the reason for this test'
+    gated = CommandGate(command).apply(np.zeros((1, 2)), np.array([1.04, 0.0]), None)
+    assert gated.rows[0, 0] == 0.94
 
 
 def test_an_arm_far_outside_its_limits_is_left_to_the_operator() -> None:
