@@ -10,10 +10,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from oxygen_ros.profile import CommandProfile
+if TYPE_CHECKING:
+    from oxygen_ros.profile import CommandProfile
 
 # Room for rounding where a value computed to lie on a limit is compared with it.
 _ROUNDING = 1e-9

@@ -15,11 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from oxygen_ros.actions import INTERVENTIONS, ActionBuffer, CommandGate, Gated
-from oxygen_ros.profile import CommandProfile
+
+if TYPE_CHECKING:
+    from oxygen_ros.profile import CommandProfile
 
 # Commands over which lateness is told: 10 s at 200 Hz.
 _RING = 2048
