@@ -13,6 +13,7 @@ another numpy than its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ import numpy as np
 from oxygen_ros.observation import ConversionError as ConversionError
 
 if TYPE_CHECKING:
+    from oxygen_ros.actions import ActionChunk
+    from oxygen_ros.engine.engine import TextUpdate
+    from oxygen_ros.monitor import Status
     from oxygen_ros.profile import CameraProfile, CommandProfile, JointsProfile
 
 NS_PER_S = 1_000_000_000
@@ -379,4 +383,94 @@ def _forward_command(command: CommandProfile, row: np.ndarray) -> Any:
     message = Float64MultiArray(data=row.tolist())
     label = ','.join(command.names)  # nothing else in the message tells a bag reader the order
     message.layout.dim = [MultiArrayDimension(label=label, size=len(row), stride=len(row))]
+    return message
+
+
+# ---- what the engine made
+
+
+def chunk_message(
+    chunk: ActionChunk, names: Iterable[str], *, prefill_ms: float, denoise_ms: float
+) -> Any:
+    """Return the ActionChunk message of a chunk whose columns are `names`."""
+    from oxygen_ros.msg import ActionChunk as Message
+
+    message = Message(
+        frame=chunk.frame,
+        joint_names=list(names),
+        period_s=chunk.period_ns / NS_PER_S,
+        horizon=len(chunk.values),
+        values=chunk.values.ravel().tolist(),
+        prefill_ms=prefill_ms,
+        denoise_ms=denoise_ms,
+    )
+    message.header.stamp = ns_to_stamp(chunk.stamp_ns)
+    return message
+
+
+def text_message(update: TextUpdate) -> Any:
+    """Return the Text message of one piece of news of a text."""
+    from oxygen_ros.msg import Text
+
+    message = Text(
+        frame=update.frame,
+        task=update.task,
+        delta=update.delta,
+        text=update.text,
+        final=update.reason is not None,
+        reason='' if update.reason is None else update.reason.value,
+        num_tokens=update.num_tokens,
+    )
+    message.header.stamp = ns_to_stamp(update.stamp_ns)
+    return message
+
+
+def note_message(update: TextUpdate) -> Any:
+    """Return the Note message of an ended memory note."""
+    from oxygen_ros.msg import Note
+
+    message = Note(
+        frame=update.frame,
+        task=update.task,
+        text=update.text,
+        reason='' if update.reason is None else update.reason.value,
+        num_tokens=update.num_tokens,
+    )
+    message.header.stamp = ns_to_stamp(update.stamp_ns)
+    return message
+
+
+def stats_message(stamp_ns: int, numbers: Mapping[str, float], drops: Mapping[str, int]) -> Any:
+    """Return the EngineStats message with `numbers` by field name and `drops` by reason."""
+    from oxygen_ros.msg import EngineStats
+
+    message = EngineStats(
+        drops=sum(drops.values()),
+        drop_reasons=list(drops),
+        drop_counts=list(drops.values()),
+        **numbers,
+    )
+    message.header.stamp = ns_to_stamp(stamp_ns)
+    return message
+
+
+def diagnostics_message(
+    stamp_ns: int, node_name: str, hardware_id: str, statuses: Iterable[Status]
+) -> Any:
+    """Return a DiagnosticArray; a status is named after the node, so two robots stay apart."""
+    from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+    message = DiagnosticArray()
+    message.header.stamp = ns_to_stamp(stamp_ns)
+    for status in statuses:
+        values = [KeyValue(key=key, value=str(value)) for key, value in status.values.items()]
+        message.status.append(
+            DiagnosticStatus(
+                level=bytes([status.level]),
+                name=f'{node_name}: {status.name}',
+                message=status.message,
+                hardware_id=hardware_id,
+                values=values,
+            )
+        )
     return message

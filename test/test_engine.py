@@ -11,7 +11,12 @@ import pytest
 import torch
 from golden_pi05 import GOLDEN, VARIANTS, Variant
 
-from oxygen_ros.engine.engine import NO_DEADLINE_NS, Engine, NonFiniteActions
+from oxygen_ros.engine.engine import (
+    NO_DEADLINE_NS,
+    Engine,
+    NonFiniteActions,
+    ObservationRefused,
+)
 from oxygen_ros.engine.model_runner import ModelRunner
 from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.sequence import FinishReason, Frame, Sequence
@@ -506,10 +511,19 @@ def test_non_finite_actions_are_never_handed_out_and_spoil_no_later_frame():
     assert finals(live) == finals(healthy)
 
 
-def test_a_wrong_observation_is_refused_before_anything_is_taken():
+@pytest.mark.parametrize(
+    'changes, complaint',
+    [
+        ({'state': np.zeros(5, np.float32)}, 'expected a state of 6 joints'),
+        ({'state': np.full(6, np.nan, np.float32)}, 'expected a finite state'),
+        ({'images': {}}, 'expected at least one camera'),
+        ({'instruction': 'very ' * 50}, 'tokens too long for the model'),
+    ],
+)
+def test_a_wrong_observation_is_refused_before_anything_is_taken(changes, complaint):
     live = Live(task())
-    with pytest.raises(ValueError, match='expected a state of 6 joints'):
-        live.step(0, state=np.zeros(5, np.float32))
+    with pytest.raises(ObservationRefused, match=complaint):
+        live.step(0, **changes)
     assert live.engine.stats.frames == 0
     live.scheduler.check_integrity()
 

@@ -74,6 +74,10 @@ class Runner(Protocol):
     def clear(self, slot: int) -> None: ...
 
 
+class ObservationRefused(ValueError):
+    """The observation is not one the model can act on; nothing was computed."""
+
+
 class NonFiniteActions(RuntimeError):
     """The model answered a frame with NaN or infinity; the frame was thrown away."""
 
@@ -122,11 +126,12 @@ class Engine:
         The actions are handed out before the first token of this frame is decoded.
 
         Raises:
-            ValueError: the observation is not what the profile declares.
+            ObservationRefused: the observation is not what the profile declares, or the prompt is
+                too long: cut, it would ask for something else.
             NonFiniteActions: nothing of this frame was handed out.
             RuntimeError: whatever the device raised; no slot stays taken by the failed work.
         """
-        inputs = self.processor.encode(observation)
+        inputs = self._encode(observation)
         frame = self._open(observation.frame, observation.stamp_ns, inputs)
         try:
             self._prefill(frame, inputs)
@@ -163,6 +168,19 @@ class Engine:
 
     # --- steps of a frame ---------------------------------------------------------------------
 
+    def _encode(self, observation: Observation) -> ModelInput:
+        try:
+            inputs = self.processor.encode(observation)
+        except ValueError as error:
+            raise ObservationRefused(str(error)) from error
+        if inputs.truncated_tokens:
+            raise ObservationRefused(
+                f'the prompt for the instruction of {len(observation.instruction)} characters is '
+                f'{inputs.truncated_tokens} tokens too long for the model '
+                f'(max_token_len {self.processor.max_token_len}); use a shorter instruction'
+            )
+        return inputs
+
     def _open(self, number: int, stamp_ns: int, inputs: ModelInput) -> Frame:
         prefix_len = self.runner.prefix_len(inputs)
         self._frames += 1
@@ -187,6 +205,7 @@ class Engine:
         if not np.isfinite(actions).all():
             raise NonFiniteActions(f'frame {frame.number}: the model returned non-finite actions')
         self._chunks += 1
+        self._update_stats()  # whoever gets the chunk may ask how long it took
         return ActionChunk(
             frame=frame.number,
             stamp_ns=observation.stamp_ns,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from oxygen_ros.actions import ActionChunk
 from oxygen_ros.engine.engine import Engine, TextUpdate
-from oxygen_ros.engine.model_runner import ModelRunner, load_pi05
+from oxygen_ros.engine.model_runner import ModelRunner, leave_a_core_free, load_pi05
 from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.slots import SlotLayout
 from oxygen_ros.engine.tasks import LanguageTask
@@ -33,8 +33,8 @@ class EngineOptions:
     """safetensors file or directory; empty only if the profile asks for random weights."""
     tokenizer: str = ''
     """SentencePiece model; empty looks beside the checkpoint."""
-    device: str = 'cpu'
-    dtype: str = 'float32'
+    device: str = 'auto'
+    dtype: str = 'auto'
     num_slots: int = 8
     max_batch: int = 16
     seed: int = 0
@@ -48,7 +48,7 @@ def build_engine(
     on_text: Callable[[TextUpdate], None],
     frame_waiting: Callable[[], bool] = lambda: False,
 ) -> Engine:
-    """Load everything and wire it; the callbacks are the Engine's.
+    """Load everything and wire it, in the thread that will use it; the callbacks are the Engine's.
 
     Raises:
         ProfileError: profile and checkpoint do not fit, naming the key.
@@ -71,6 +71,7 @@ def build_engine(
         max_batch=options.max_batch,
         eos_id=tokenizer.eos_id,
     )
+    leave_a_core_free()
     model = load_pi05(config, checkpoint, options.device, options.dtype, options.seed)
     runner = ModelRunner(
         model,

@@ -7,6 +7,7 @@ Called by `engine.py` on the frame thread, and only there (captured graphs are b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
@@ -25,33 +26,51 @@ from oxygen_ros.model.weights import load_model, random_model
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 
 
+def leave_a_core_free() -> None:
+    """Let torch use all cores but one in the calling thread.
+
+    The free one belongs to callbacks and commands; on a shared core a second thread of a small
+    model is slower than none.
+    """
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
+
+
 def load_pi05(
     config: Pi05Config, checkpoint: Path | None, device: str, dtype: str, seed: int
 ) -> Pi05:
-    """Return the model on `device` ('cpu', 'cuda', 'cuda:1', ...) in `dtype`.
+    """Return the model on `device` ('auto', 'cpu', 'cuda', 'cuda:1', ...) in `dtype`.
 
-    Without a checkpoint the weights are random, by `seed`.
+    'auto' is CUDA in bfloat16 where there is a CUDA device, else the CPU in float32. Without a
+    checkpoint the weights are random, by `seed`.
 
     Raises:
         CheckpointError: see `load_model`.
         ValueError: unknown dtype, or a device that is unknown or not there.
     """
+    place = _device(device)
+    if dtype == 'auto':
+        dtype = 'float32' if place.type == 'cpu' else 'bfloat16'
     if dtype not in DTYPES:
-        raise ValueError(f"parameter 'dtype': expected one of {sorted(DTYPES)}, got {dtype!r}")
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
         raise ValueError(
-            f"parameter 'device': expected 'cpu' or 'cuda[:N]', got {device!r}"
-        ) from error
-    if place.type == 'cuda' and not torch.cuda.is_available():
-        raise ValueError(
-            f"parameter 'device': {device!r} was asked for, but torch {torch.__version__} sees no "
-            f"CUDA device here; use device:='cpu' or a CUDA build of torch"
+            f"parameter 'dtype': expected auto or one of {list(DTYPES)}, got {dtype!r}"
         )
     if checkpoint is None:
         return random_model(config, seed=seed, device=place, dtype=DTYPES[dtype])
     return load_model(config, checkpoint, device=place, dtype=DTYPES[dtype])
+
+
+def _device(name: str) -> torch.device:
+    if name == 'auto':
+        name = 'cuda' if torch.cuda.is_available() else 'cpu'
+    kind, _, index = name.partition(':')
+    if kind not in ('cpu', 'cuda') or (index and not index.isdigit()):
+        raise ValueError(f"parameter 'device': expected auto, cpu or cuda[:N], got {name!r}")
+    if kind == 'cuda' and int(index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"parameter 'device': {name!r} was asked for, but torch {torch.__version__} sees "
+            f'{torch.cuda.device_count()} CUDA devices here; use cpu, or a CUDA build of torch'
+        )
+    return torch.device(name)
 
 
 class ModelRunner:

@@ -1,0 +1,188 @@
+"""What an operator watches: rates over a sliding window, and the state of each part in words.
+
+Plain numbers in, plain numbers and sentences out; knows no topic and no message. Called by the
+node's statistics and diagnostics timers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from oxygen_ros.engine.engine import EngineStats
+from oxygen_ros.observation import SourceStatus
+from oxygen_ros.profile import RobotProfile
+from oxygen_ros.publisher import PublisherStats
+
+# diagnostic_msgs/DiagnosticStatus levels
+OK, WARN, ERROR, STALE = range(4)
+
+RATE_WINDOW_NS = 2_000_000_000
+MIN_RATE_SHARE = 0.8
+"""Below this share of the declared rate a source is reported as slow."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """One line of the diagnostics."""
+
+    name: str
+    level: int
+    message: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RateWindow:
+    """The rate of a growing counter over the last two seconds; falls to 0 when it stands still."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, int]] = deque()
+
+    def add(self, now_ns: int, count: int) -> float:
+        """Take the counter's value now and return its rate [1/s]."""
+        if self._samples and count < self._samples[-1][1]:
+            self._samples.clear()  # the counter began anew
+        self._samples.append((now_ns, count))
+        while len(self._samples) > 2 and now_ns - self._samples[0][0] > RATE_WINDOW_NS:
+            self._samples.popleft()
+        first_ns, first = self._samples[0]
+        return (count - first) * 1e9 / (now_ns - first_ns) if now_ns > first_ns else 0.0
+
+
+class Growth:
+    """Whether counters have grown since they were last looked at."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, int] = {}
+
+    def grown(self, counters: Mapping[str, int]) -> dict[str, int]:
+        """Return by how much each counter grew since the last call, those that did."""
+        grown = {
+            name: count - self._before.get(name, 0)
+            for name, count in counters.items()
+            if count > self._before.get(name, 0)
+        }
+        self._before = dict(counters)
+        return grown
+
+
+def command_status(
+    profile: RobotProfile, active: bool, stats: PublisherStats | None, grown: Mapping[str, int]
+) -> Status:
+    """Describe the command tick; `grown` are its counters of trouble since the last look."""
+    if not active or stats is None:
+        return Status('commands', OK, 'inactive: no commands')
+    target_hz = profile.command.rate_hz
+    values = {
+        'Actual frequency (Hz)': f'{stats.command_hz:.1f}',
+        'Target frequency (Hz)': f'{target_hz:g}',
+        'Source': stats.source,
+        'Lateness p50/p99/max (ms)': f'{stats.lateness_p50_ms:.2f} / '
+        f'{stats.lateness_p99_ms:.2f} / {stats.lateness_max_ms:.2f}',
+        'Commands': stats.commands,
+        'Fallback commands': stats.fallback_commands,
+        'Missed deadlines': stats.misses,
+        'Silent ticks': stats.silent_ticks,
+        'Errors': stats.errors,
+        'Last intervention': stats.last_intervention or 'none',
+        'Scheduling': stats.scheduling,
+        **{f'Intervention {name}': count for name, count in stats.interventions.items() if count},
+    }
+    if 'errors' in grown:
+        return Status('commands', ERROR, 'a command could not be published', values)
+    if stats.source == 'silence':
+        return Status('commands', WARN, 'nothing that is allowed to leave', values)
+    if stats.source != 'chunk':
+        return Status('commands', WARN, f'no fresh action: {stats.source}', values)
+    if 'misses' in grown:
+        return Status('commands', WARN, f'{grown["misses"]} deadlines missed', values)
+    return Status('commands', OK, 'commands from fresh actions', values)
+
+
+def source_status(status: SourceStatus, *, expected_hz: float, required: bool) -> Status:
+    """Describe a camera or the joint states."""
+    name = 'joint states' if status.name == 'joints' else f'camera {status.name}'
+    values = {
+        'Topic': status.topic,
+        'Actual frequency (Hz)': f'{status.rate_hz:.1f}',
+        'Target frequency (Hz)': f'{expected_hz:g}',
+        'Age (s)': 'none yet' if status.age_s is None else f'{status.age_s:.3f}',
+        'Received': status.received,
+        'Dropped': status.dropped,
+        'Untrusted stamps': status.untrusted_stamps,
+        'Last error': status.last_error or 'none',
+    }
+    absent = ERROR if required else WARN
+    if status.age_s is None:
+        return Status(name, absent, f'nothing on {status.topic} yet', values)
+    if status.last_error:
+        return Status(name, WARN, status.last_error, values)
+    if status.rate_hz == 0:
+        return Status(name, absent, f'nothing on {status.topic} any more', values)
+    if expected_hz and status.rate_hz < MIN_RATE_SHARE * expected_hz:
+        message = f'{status.rate_hz:.1f} Hz of {expected_hz:g} Hz arrive'
+        return Status(name, WARN, message, values)
+    return Status(name, OK, f'{status.rate_hz:.1f} Hz', values)
+
+
+def engine_status(
+    profile: RobotProfile,
+    active: bool,
+    stats: EngineStats | None,
+    *,
+    not_ready: Sequence[str],
+    last_error: str,
+    broken: bool,
+    grown: Mapping[str, int],
+) -> Status:
+    """Describe the engine; `grown` are its drops since the last look."""
+    if stats is None:
+        return Status('engine', OK, 'not configured')
+    tick_ms = 1000.0 / profile.frame_rate_hz
+    values = {
+        'Prefill (ms)': f'{stats.prefill_ms:.1f}',
+        'Denoise (ms)': f'{stats.denoise_ms:.1f}',
+        'Decode step (ms)': f'{stats.decode_step_ms:.2f}',
+        'Tick (ms)': f'{tick_ms:g}',
+        'Frames': stats.frames,
+        'Prefills': stats.prefills,
+        'Live sequences': stats.live_sequences,
+        'Slots': f'{stats.slots_used} of {stats.slots_total}',
+        'Last error': last_error or 'none',
+        **{f'Dropped: {reason}': count for reason, count in stats.drops.items()},
+    }
+    if broken:
+        return Status('engine', ERROR, f'given up: {last_error}', values)
+    if 'frame_failed' in grown:
+        return Status('engine', ERROR, f'a frame failed: {last_error}', values)
+    if not active:
+        return Status('engine', OK, 'ready, inactive', values)
+    if not_ready:
+        return Status('engine', WARN, f'no frame: {"; ".join(not_ready)}', values)
+    if stats.starved_frames:
+        message = (
+            f'no time to write: prefill and denoise take {stats.prefill_ms + stats.denoise_ms:.0f} '
+            f'of {tick_ms:.0f} ms; lower frame_rate_hz'
+        )
+        return Status('engine', WARN, message, values)
+    if grown:
+        reasons = ', '.join(f'{count} {reason}' for reason, count in grown.items())
+        return Status('engine', WARN, f'dropped: {reasons}', values)
+    return Status('engine', OK, 'running', values)
+
+
+def clock_status(use_sim_time: bool, ros_now_ns: int) -> Status:
+    """Describe the clock that stamps and ticks follow."""
+    if not use_sim_time:
+        return Status('clock', OK, 'system clock')
+    if ros_now_ns == 0:
+        return Status('clock', WARN, 'use_sim_time is set: waiting for /clock')
+    return Status('clock', OK, 'simulated time', {'Time (s)': f'{ros_now_ns / 1e9:.3f}'})
+
+
+def finite(value: float) -> float:
+    """Return a number that rqt_plot can draw."""
+    return value if math.isfinite(value) else 0.0

@@ -1,0 +1,734 @@
+"""OxygenNode: parameters, topics and lifecycle of the robot's node, and the process around it.
+
+Owns every ROS object and the wiring between the rooms; no tensor and no policy logic. Nobody
+imports it but its entry point.
+
+Threads. The main thread runs the executor: its callbacks store the newest message, nothing else.
+The frame thread (`frame_loop.py`) runs the engine, the publisher thread (`publisher.py`) the
+command tick. Both publish from their own thread, so neither waits for a callback.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import (
+    FloatingPointRange,
+    IntegerRange,
+    ParameterDescriptor,
+    SetParametersResult,
+)
+from rclpy.clock import Clock, ClockType, JumpThreshold
+from rclpy.duration import Duration
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import CompressedImage, Image, JointState
+from std_msgs.msg import Float64MultiArray, String
+from trajectory_msgs.msg import JointTrajectory
+
+from oxygen_ros import conversions, monitor
+from oxygen_ros.actions import ActionBuffer, ActionChunk
+from oxygen_ros.conversions import ConversionError
+from oxygen_ros.frame_loop import FrameLoop
+from oxygen_ros.msg import ActionChunk as ActionChunkMessage
+from oxygen_ros.msg import EngineStats, Note, Text
+from oxygen_ros.observation import NotReady, Observation, ObservationBuffer
+from oxygen_ros.profile import CameraProfile, RobotProfile, load_profile
+from oxygen_ros.publisher import CommandPublisher
+
+COMMAND_TYPES = {
+    'joint_state': JointState,
+    'joint_trajectory': JointTrajectory,
+    'forward_command': Float64MultiArray,
+}
+# A trajectory carries the rest of the chunk: if we die, the motion ends by itself.
+ROWS_PER_COMMAND = {'joint_state': 1, 'joint_trajectory': 1000, 'forward_command': 1}
+STATS_PERIOD_S = 0.2
+DIAGNOSTICS_PERIOD_S = 1.0
+MAX_INSTRUCTION_CHARS = 1000
+MAX_NOTICES_PER_LOOK = 5
+FORWARD_JUMP_S = 2.0
+"""A clock that leaps further ahead than this was seeked: what was seen before is another scene."""
+CLOSE_TIMEOUT_S = 3.0
+"""Launch sends SIGTERM 5 s after SIGINT by default; the last hold has to be out by then."""
+
+RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+LATCHED = QoSProfile(
+    depth=10,
+    reliability=ReliabilityPolicy.RELIABLE,
+    durability=DurabilityPolicy.TRANSIENT_LOCAL,
+)
+NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
+
+
+@dataclass(frozen=True)
+class NodeParameter:
+    """One ROS parameter: its default, what it means, and which values it may take."""
+
+    name: str
+    default: Any
+    description: str
+    minimum: float | None = None
+    maximum: float | None = None
+    dynamic: bool = False
+    """May be set while the node is configured."""
+
+    def descriptor(self) -> ParameterDescriptor:
+        number = isinstance(self.default, (int, float)) and not isinstance(self.default, bool)
+        when = '' if self.dynamic else ' Set it before configure.'
+        # An int where a double is declared ('rate: 50') is no mistake worth refusing a launch for.
+        descriptor = ParameterDescriptor(
+            description=self.description + when, dynamic_typing=isinstance(self.default, float)
+        )
+        if number and self.minimum is not None and self.maximum is not None:
+            low, high = self.minimum, self.maximum
+            if isinstance(self.default, float):
+                descriptor.floating_point_range = [
+                    FloatingPointRange(from_value=float(low), to_value=float(high))
+                ]
+            descriptor.integer_range = [IntegerRange(from_value=int(low), to_value=int(high))]
+        return descriptor
+
+
+PARAMETERS = (
+    NodeParameter('profile', 'dummy', 'Robot profile: a name in config/ or the path of a file.'),
+    NodeParameter(
+        'checkpoint',
+        '',
+        'Directory with model.safetensors (openpi PyTorch or LeRobot layout), or the file itself; '
+        'empty only where the profile asks for random weights.',
+    ),
+    NodeParameter(
+        'tokenizer', '', 'SentencePiece model; empty looks for tokenizer.model beside the weights.'
+    ),
+    NodeParameter('device', 'auto', 'auto, cpu, cuda or cuda:N.'),
+    NodeParameter('dtype', 'auto', 'auto (bfloat16 on CUDA, else float32), float32 or bfloat16.'),
+    NodeParameter('seed', 0, 'Seed of the noise that actions start from.', 0, 2**31 - 1),
+    NodeParameter(
+        'num_slots', 8, 'KV slots; one is kept free, so one less may hold text.', 2, 1024
+    ),
+    NodeParameter('max_batch', 16, 'Most sequences in one decode step.', 1, 1024),
+    NodeParameter(
+        'num_denoise_steps', 0, 'Flow-matching steps per chunk; 0 takes the profile.', 0, 1000
+    ),
+    NodeParameter('frame_rate_hz', 0.0, 'Frames per second; 0 takes the profile.', 0, 1000),
+    NodeParameter('command_rate_hz', 0.0, 'Commands per second; 0 takes the profile.', 0, 1000),
+    NodeParameter(
+        'instruction',
+        '',
+        'What to do until the instruction topic says otherwise; empty takes the profile.',
+        dynamic=True,
+    ),
+    NodeParameter('autostart', True, 'Configure and activate by itself.'),
+    NodeParameter('dry_run', False, 'Publish commands to ~/would_be_command only.'),
+)
+
+
+def guarded(callback: Callable[..., None]) -> Callable[..., None]:
+    """Keep an exception of a callback from ending the executor, and with it every callback."""
+
+    @functools.wraps(callback)
+    def run(self: OxygenNode, *args: Any) -> None:
+        try:
+            callback(self, *args)
+        except Exception as error:
+            self.report_callback_error(callback.__name__, error)
+
+    return run
+
+
+@dataclass
+class Parts:
+    """What exists between configure and cleanup."""
+
+    profile: RobotProfile
+    control_ns: Callable[[], int]
+    """The control clock: monotonic, or ROS time when that is simulated."""
+    buffer: ObservationBuffer
+    actions: ActionBuffer
+    loop: FrameLoop
+    commands: Any
+    """Lifecycle publisher of the command topic: silent while the node is inactive."""
+    chunks: Any
+    news: dict[str, Any]
+    """Publisher of each language task."""
+    subscriptions: list[Any]
+    publisher: CommandPublisher | None = None
+    tick: Any = None
+    jump_handle: Any = None
+    observation_age_ms: float = 0.0
+
+
+class OxygenNode(LifecycleNode):
+    def __init__(self, stop: threading.Event) -> None:
+        """Declare parameters and publish statistics; everything else waits for configure.
+
+        Args:
+            stop: set by a signal; a configure that is loading weights then gives up.
+        """
+        super().__init__('oxygen')
+        for parameter in PARAMETERS:
+            self.declare_parameter(parameter.name, parameter.default, parameter.descriptor())
+        self._stop = stop
+        self._parts: Parts | None = None
+        self._active = False
+        self._last_failure = ''
+        self._callback_errors = 0
+        self._rates = {name: monitor.RateWindow() for name in ('chunks', 'tokens')}
+        self._command_growth, self._engine_growth = monitor.Growth(), monitor.Growth()
+        self.add_on_set_parameters_callback(self._on_parameters)
+
+        # Diagnostics must go on when /clock does not.
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._stats = self.create_publisher(EngineStats, '~/stats', RELIABLE)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', RELIABLE)
+        self.create_timer(STATS_PERIOD_S, self._publish_stats, clock=steady)
+        self.create_timer(DIAGNOSTICS_PERIOD_S, self._publish_diagnostics, clock=steady)
+
+    # --- lifecycle ----------------------------------------------------------------------------
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load profile and model, warm up, create topics. FAILURE leaves nothing half-made."""
+        try:
+            self._configure()
+        except Exception as error:
+            self.get_logger().error(f'configure failed: {error}')
+            self._tear_down()
+            return TransitionCallbackReturn.FAILURE
+        return super().on_configure(state)
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Let commands flow and frames tick."""
+        parts = self._parts
+        assert parts is not None
+        result = super().on_activate(state)
+        command = parts.profile.command
+        parts.publisher = CommandPublisher(
+            command,
+            parts.actions,
+            send=self._send_command,
+            measured=self._measured,
+            clock_ns=parts.control_ns,
+            rows_per_command=ROWS_PER_COMMAND[command.interface],
+        )
+        parts.publisher.start()
+        # On the node's clock, so that a replayed bag sets the pace.
+        parts.tick = self.create_timer(1.0 / parts.profile.frame_rate_hz, self._on_tick)
+        self._active = True
+        self.get_logger().info('active: frames tick and commands flow')
+        return result
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Stop in the declared safe behaviour; a frame under way is thrown away when it is done."""
+        self._deactivate()
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Free the model and the topics."""
+        self._tear_down()
+        return super().on_cleanup(state)
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """From any state: first the safe behaviour, then free everything."""
+        self._deactivate()
+        self._tear_down()
+        return super().on_shutdown(state)
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """A transition raised: free everything; the node can be configured again."""
+        self._deactivate()
+        self._tear_down()
+        return TransitionCallbackReturn.SUCCESS
+
+    # --- configure ----------------------------------------------------------------------------
+
+    def _configure(self) -> None:
+        profile = self._load_profile()
+        use_sim_time = self._value('use_sim_time')
+        control_ns = self._ros_ns if use_sim_time else time.monotonic_ns
+        buffer = ObservationBuffer(profile.cameras, profile.joints, conversions.decode_image)
+        buffer.set_instruction(self._value('instruction') or profile.instruction.default)
+        command = profile.command
+        topic = '~/would_be_command' if self._value('dry_run') else command.topic
+        message_type = COMMAND_TYPES[command.interface]
+        self._parts = parts = Parts(
+            profile=profile,
+            control_ns=control_ns,
+            buffer=buffer,
+            actions=ActionBuffer(len(command.names), command.interpolation),
+            loop=FrameLoop(
+                functools.partial(self._build_engine, profile),
+                self._snapshot,
+                period_ns=None if use_sim_time else round(1e9 / profile.frame_rate_hz),
+                on_failure=self._on_engine_failure,
+            ),
+            commands=self.create_lifecycle_publisher(message_type, topic, NEWEST),
+            chunks=self.create_publisher(ActionChunkMessage, '~/actions', RELIABLE),
+            news={
+                task.name: self.create_publisher(Note, task.topic, LATCHED)
+                if task.kind == 'memory'
+                else self.create_publisher(Text, task.topic, RELIABLE)
+                for task in profile.tasks
+            },
+            subscriptions=[],
+        )
+        self._load_engine(parts)
+        self._subscribe(parts)
+        where = 'nowhere but ~/would_be_command' if self._value('dry_run') else command.topic
+        self.get_logger().info(f'configured for {profile.name}: commands go to {where}')
+
+    def _load_profile(self) -> RobotProfile:
+        profile = load_profile(self._value('profile'), config_folder())
+        if rate := float(self._value('frame_rate_hz')):
+            profile = replace(profile, frame_rate_hz=rate)
+        if rate := float(self._value('command_rate_hz')):
+            profile = replace(profile, command=replace(profile.command, rate_hz=rate))
+        if steps := self._value('num_denoise_steps'):
+            profile = replace(profile, model=replace(profile.model, num_denoise_steps=steps))
+        return profile
+
+    def _build_engine(self, profile: RobotProfile, frame_waiting: Callable[[], bool]) -> Any:
+        """Runs in the frame thread. torch is imported here, so a node without a model is light."""
+        from oxygen_ros.engine.factory import EngineOptions, build_engine
+
+        options = EngineOptions(
+            checkpoint=self._value('checkpoint'),
+            tokenizer=self._value('tokenizer'),
+            device=self._value('device'),
+            dtype=self._value('dtype'),
+            num_slots=self._value('num_slots'),
+            max_batch=self._value('max_batch'),
+            seed=self._value('seed'),
+        )
+        return build_engine(
+            profile,
+            options,
+            on_chunk=self._on_chunk,
+            on_text=self._on_text,
+            frame_waiting=frame_waiting,
+        )
+
+    def _load_engine(self, parts: Parts) -> None:
+        weights = self._value('checkpoint') or 'random weights'
+        self.get_logger().info(f'loading {parts.profile.model.preset} with {weights} ...')
+        started_s = time.monotonic()
+        parts.loop.start()
+        while not parts.loop.ready.wait(0.1):
+            if self._stop.is_set():
+                raise RuntimeError('interrupted while loading the model')
+        if parts.loop.build_error is not None:
+            raise parts.loop.build_error
+        took_s = time.monotonic() - started_s
+        self.get_logger().info(f'model loaded and warmed up in {took_s:.1f} s')
+
+    def _subscribe(self, parts: Parts) -> None:
+        profile = parts.profile
+        for camera in profile.cameras:
+            message_type = CompressedImage if camera.transport == 'compressed' else Image
+            parts.subscriptions.append(
+                self.create_subscription(
+                    message_type,
+                    camera.topic,
+                    functools.partial(self._on_image, camera),
+                    qos_profile_sensor_data,
+                )
+            )
+        parts.subscriptions.append(
+            self.create_subscription(
+                JointState, profile.joints.topic, self._on_joints, qos_profile_sensor_data
+            )
+        )
+        # Neither kind hears the other's publishers: latched ones sent before we started need
+        # transient local, `ros2 topic pub` needs volatile. What arrives twice is no change.
+        for qos in (LATCHED, RELIABLE):
+            parts.subscriptions.append(
+                self.create_subscription(
+                    String, profile.instruction.topic, self._on_instruction, qos
+                )
+            )
+        jump = JumpThreshold(
+            min_forward=Duration(seconds=FORWARD_JUMP_S),
+            min_backward=Duration(nanoseconds=-1),
+            on_clock_change=False,
+        )
+        parts.jump_handle = self.get_clock().create_jump_callback(
+            jump, post_callback=self._on_clock_jump
+        )
+
+    def _deactivate(self) -> None:
+        parts = self._parts
+        if parts is None or not self._active:
+            return
+        self._active = False
+        self.destroy_timer(parts.tick)
+        parts.actions.clear('deactivated', parts.loop.next_frame)
+        parts.loop.rest()
+        assert parts.publisher is not None
+        if not parts.publisher.stop():
+            self.get_logger().error('the command tick did not end in time')
+        self._wait_for_delivery(parts)
+        self.get_logger().info(f'inactive: {parts.profile.command.fallback} was the last command')
+
+    def _wait_for_delivery(self, parts: Parts) -> None:
+        """The last command is the one that must not be lost."""
+        try:
+            parts.commands.wait_for_all_acked(Duration(seconds=1))
+        except Exception as error:
+            self.get_logger().warning(f'the last command may not have arrived: {error}')
+
+    def _tear_down(self) -> None:
+        parts = self._parts
+        if parts is None:
+            return
+        if parts.jump_handle is not None:
+            parts.jump_handle.unregister()
+        for subscription in parts.subscriptions:
+            self.destroy_subscription(subscription)
+        if not parts.loop.close(CLOSE_TIMEOUT_S):
+            self.get_logger().warning('the model did not return in time; its thread is left behind')
+        for publisher in (parts.commands, parts.chunks, *parts.news.values()):
+            self.destroy_publisher(publisher)
+        self._parts = None
+
+    # --- executor thread: callbacks only store ------------------------------------------------
+
+    @guarded
+    def _on_image(self, camera: CameraProfile, message: Any) -> None:
+        parts = self._parts
+        if parts is None:
+            return
+        try:
+            conversions.check_image(message, camera)
+        except ConversionError as error:
+            parts.buffer.count_drop(error.reason, camera.slot, str(error))
+            return
+        stamp_ns = conversions.stamp_to_ns(message.header.stamp)
+        parts.buffer.put_image(camera.slot, message, stamp_ns, parts.control_ns(), self._ros_ns())
+
+    @guarded
+    def _on_joints(self, message: JointState) -> None:
+        parts = self._parts
+        if parts is None:
+            return
+        try:
+            positions = conversions.joint_positions(message, parts.profile.joints)
+        except ConversionError as error:
+            parts.buffer.count_drop(error.reason, 'joints', str(error))
+            return
+        stamp_ns = conversions.stamp_to_ns(message.header.stamp)
+        parts.buffer.put_joints(positions, stamp_ns, parts.control_ns(), self._ros_ns())
+
+    @guarded
+    def _on_instruction(self, message: String) -> None:
+        self._instruct(message.data)
+
+    def _instruct(self, text: str) -> None:
+        """Take a new instruction; what was planned for the old one is thrown away.
+
+        One that cannot be used counts as none: the robot holds rather than carry on with what its
+        operator no longer wants.
+        """
+        parts = self._parts
+        if parts is None:
+            return
+        if len(text) > MAX_INSTRUCTION_CHARS:
+            parts.buffer.count_drop('instruction_too_long')
+            self.get_logger().error(
+                f'{parts.profile.instruction.topic}: expected at most {MAX_INSTRUCTION_CHARS} '
+                f'characters, got {len(text)}; holding without an instruction'
+            )
+            text = ''
+        if parts.buffer.set_instruction(text):
+            parts.actions.clear('instruction', parts.loop.next_frame)
+            self.get_logger().info(f'instruction: {text.strip()!r}')
+
+    @guarded
+    def _on_tick(self) -> None:
+        parts = self._parts
+        if parts is not None and self._active:
+            parts.loop.tick()
+
+    def _on_clock_jump(self, jump: Any) -> None:
+        """What was seen and planned belongs to another time, e.g. the end of a bag that loops."""
+        parts = self._parts
+        if parts is None:
+            return
+        parts.buffer.clear()
+        parts.actions.clear('clock_jump', parts.loop.next_frame)
+        self.get_logger().info(f'the clock jumped by {jump.delta.nanoseconds / 1e9:.3f} s')
+
+    def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
+        """Refuse what needs a configure; apply a new instruction at once."""
+        dynamic = {parameter.name for parameter in PARAMETERS if parameter.dynamic}
+        fixed = {parameter.name for parameter in PARAMETERS} - dynamic
+        for parameter in parameters:
+            reason = ''
+            if parameter.name in fixed and self._parts is not None:
+                reason = 'can only be set before configure; clean up first'
+            elif isinstance(parameter.value, float) and not math.isfinite(parameter.value):
+                reason = f'expected a finite number, got {parameter.value}'
+            if reason:
+                return SetParametersResult(
+                    successful=False, reason=f'parameter {parameter.name!r} {reason}'
+                )
+        for parameter in parameters:
+            if parameter.name == 'instruction':
+                self._instruct(parameter.value)
+        return SetParametersResult(successful=True)
+
+    def report_callback_error(self, name: str, error: Exception) -> None:
+        """A bug of ours met a message; say so, count it, go on."""
+        self._callback_errors += 1
+        self.get_logger().error(
+            f'{name}: {type(error).__name__}: {error}', throttle_duration_sec=1.0
+        )
+
+    # --- frame thread -------------------------------------------------------------------------
+
+    def _snapshot(self, frame: int) -> Observation | NotReady:
+        parts = self._parts
+        if parts is None:
+            return NotReady(('the node is being cleaned up',))
+        observation = parts.buffer.snapshot(frame, parts.control_ns())
+        if isinstance(observation, Observation) and not observation.instruction:
+            return NotReady((f'no instruction on {parts.profile.instruction.topic} yet',))
+        return observation
+
+    def _on_chunk(self, chunk: ActionChunk) -> None:
+        parts = self._parts
+        if parts is None or parts.loop.engine is None:
+            return
+        now_ns = parts.control_ns()
+        parts.actions.put(chunk, now_ns)
+        parts.observation_age_ms = (now_ns - chunk.time_ns) / 1e6
+        stats = parts.loop.engine.stats
+        parts.chunks.publish(
+            conversions.chunk_message(
+                chunk,
+                parts.profile.command.names,
+                prefill_ms=stats.prefill_ms,
+                denoise_ms=stats.denoise_ms,
+            )
+        )
+
+    def _on_text(self, update: Any) -> None:
+        parts = self._parts
+        if parts is None:
+            return
+        publisher = parts.news[update.task]
+        if publisher.msg_type is Text:
+            publisher.publish(conversions.text_message(update))
+        elif update.reason is not None and update.reason.complete:
+            # Half a note is no memory; the scheduler has counted it as dropped.
+            publisher.publish(conversions.note_message(update))
+
+    def _on_engine_failure(self, error: Exception) -> None:
+        self._last_failure = f'{type(error).__name__}: {error}'
+        self.get_logger().error(f'engine: {self._last_failure}', throttle_duration_sec=1.0)
+
+    # --- publisher thread ---------------------------------------------------------------------
+
+    def _send_command(self, rows: np.ndarray) -> None:
+        parts = self._parts
+        assert parts is not None
+        command = parts.profile.command
+        stamp_ns = self._ros_ns()
+        parts.commands.publish(
+            conversions.command_message(command, rows, 1.0 / command.rate_hz, stamp_ns)
+        )
+
+    def _measured(self) -> np.ndarray | None:
+        parts = self._parts
+        assert parts is not None
+        positions = parts.buffer.positions(parts.control_ns())
+        if not positions:
+            return None
+        return np.array([positions.get(name, math.nan) for name in parts.profile.command.names])
+
+    # --- statistics and diagnostics -----------------------------------------------------------
+
+    @guarded
+    def _publish_stats(self) -> None:
+        parts = self._parts
+        if parts is None or parts.loop.engine is None:
+            return
+        now_ns = time.monotonic_ns()
+        engine = parts.loop.engine.stats
+        chunk_hz = self._rates['chunks'].add(now_ns, engine.chunks)
+        numbers: dict[str, Any] = {
+            'chunk_hz': chunk_hz,
+            'action_hz': chunk_hz * parts.loop.engine.processor.action_horizon,
+            'tokens_per_s': self._rates['tokens'].add(now_ns, engine.tokens),
+            'observation_age_ms': parts.observation_age_ms,
+            'texts': self._finished(parts, engine.finished, 'text'),
+            'notes': self._finished(parts, engine.finished, 'memory'),
+        }
+        for name in (
+            'prefill_ms', 'denoise_ms', 'decode_step_ms', 'frames', 'prefills', 'chunks', 'tokens',
+            'live_sequences', 'slots_used', 'slots_total',
+        ):  # fmt: skip
+            numbers[name] = getattr(engine, name)
+        if parts.publisher is not None:
+            commands = parts.publisher.stats()
+            for name in (
+                'command_hz', 'lateness_p50_ms', 'lateness_p99_ms', 'lateness_max_ms',
+                'commands', 'misses', 'fallback_commands',
+            ):  # fmt: skip
+                numbers[name] = getattr(commands, name)
+            if not self._active:
+                numbers['command_hz'] = 0.0
+        self._stats.publish(conversions.stats_message(self._ros_ns(), numbers, self._drops(parts)))
+
+    @staticmethod
+    def _finished(parts: Parts, finished: dict[str, int], kind: str) -> int:
+        return sum(finished.get(task.name, 0) for task in parts.profile.tasks if task.kind == kind)
+
+    def _drops(self, parts: Parts) -> dict[str, int]:
+        """Everything that was thrown away, by reason, wherever it happened."""
+        engine = parts.loop.engine
+        drops = {
+            **parts.buffer.drops(),
+            **parts.actions.drops(),
+            **parts.loop.drops(),
+            **(engine.stats.drops if engine is not None else {}),
+        }
+        if self._callback_errors:
+            drops['callback_error'] = self._callback_errors
+        return drops
+
+    @guarded
+    def _publish_diagnostics(self) -> None:
+        parts = self._parts
+        ros_ns = self._ros_ns()
+        statuses = [monitor.clock_status(self._value('use_sim_time'), ros_ns)]
+        if parts is None:
+            statuses.append(monitor.Status('engine', monitor.OK, 'not configured'))
+        else:
+            statuses += self._statuses(parts)
+            for notice in parts.buffer.notices()[:MAX_NOTICES_PER_LOOK]:
+                self.get_logger().warning(notice)
+        self._diagnostics.publish(
+            conversions.diagnostics_message(
+                ros_ns,
+                self.get_fully_qualified_name(),
+                parts.profile.name if parts is not None else '',
+                statuses,
+            )
+        )
+
+    def _statuses(self, parts: Parts) -> list[monitor.Status]:
+        commands = parts.publisher.stats() if parts.publisher is not None else None
+        trouble = {} if commands is None else {'misses': commands.misses, 'errors': commands.errors}
+        engine = parts.loop.engine
+        statuses = [
+            monitor.command_status(
+                parts.profile, self._active, commands, self._command_growth.grown(trouble)
+            ),
+            monitor.engine_status(
+                parts.profile,
+                self._active,
+                engine.stats if engine is not None else None,
+                not_ready=parts.loop.not_ready,
+                last_error=self._last_failure,
+                broken=parts.loop.broken,
+                grown=self._engine_growth.grown(self._drops(parts)),
+            ),
+        ]
+        expected = {camera.slot: camera for camera in parts.profile.cameras}
+        for status in parts.buffer.status(parts.control_ns()):
+            camera = expected.get(status.name)
+            statuses.append(
+                monitor.source_status(
+                    status,
+                    expected_hz=camera.expected_hz if camera is not None else 0.0,
+                    required=camera is None or camera.required,
+                )
+            )
+        return statuses
+
+    # --- the process --------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Turn the executor until a signal comes or the engine is given up; return an exit code."""
+        executor = SingleThreadedExecutor()
+        executor.add_node(self)
+        if self._value('autostart') and not self._start():
+            return 0 if self._stop.is_set() else 1
+        while not self._stop.is_set() and not self._broken:
+            executor.spin_once(timeout_sec=0.1)
+        self.trigger_shutdown()
+        executor.shutdown()
+        return 0 if self._stop.is_set() else 1
+
+    def _start(self) -> bool:
+        success = TransitionCallbackReturn.SUCCESS
+        return self.trigger_configure() == success and self.trigger_activate() == success
+
+    @property
+    def _broken(self) -> bool:
+        if self._parts is None or not self._parts.loop.broken:
+            return False
+        self.get_logger().fatal(f'the engine is given up: {self._last_failure}')
+        return True
+
+    def _ros_ns(self) -> int:
+        return int(self.get_clock().now().nanoseconds)
+
+    def _value(self, name: str) -> Any:
+        return self.get_parameter(name).value
+
+
+def config_folder() -> Path:
+    """Return the folder of the profiles: of the installed package, else of the source tree."""
+    from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
+
+    try:
+        return Path(get_package_share_directory('oxygen_ros')) / 'config'
+    except PackageNotFoundError:
+        return Path(__file__).resolve().parents[1] / 'config'
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the node until SIGINT or SIGTERM; both end in the robot's safe behaviour and code 0."""
+    stop = threading.Event()
+    # rclpy's own handlers would shut the context down first, and the last hold could not leave.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    # A busy Python thread may hold the others up for this long; 5 ms is CPython's default.
+    sys.setswitchinterval(0.0005)
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        node = OxygenNode(stop)
+    except rclpy.exceptions.ParameterException as error:
+        print(f'oxygen: {error}', file=sys.stderr)
+        rclpy.try_shutdown()
+        return 2
+    code = node.run()
+    node.destroy_node()
+    rclpy.try_shutdown()
+    if any(thread.name == 'frame' for thread in threading.enumerate()):
+        # The model is still computing in native code; the interpreter may not end around it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+if __name__ == '__main__':
+    sys.exit(main())
