@@ -19,6 +19,9 @@ CHECKPOINT = GOLDEN / 'tiny_pi05.weights.safetensors'
 VARIANTS = ('a', 'b', 'c')  # last camera masked; all present; middle camera masked
 CPU = torch.device('cpu')
 
+# Tensors this small are slower on two threads, by far if the machine is shared.
+torch.set_num_threads(1)
+
 
 def config(prefix_attention: str = 'bidirectional') -> Pi05Config:
     return Pi05Config(

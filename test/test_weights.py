@@ -22,6 +22,7 @@ from oxygen_ros.model.weights import (
     parameter_dtype,
     part_shapes,
     random_model,
+    save_model,
 )
 
 
@@ -151,3 +152,15 @@ def test_random_weights_follow_the_seed():
 
     assert same(draw(1), draw(1))
     assert not same(draw(1), draw(2))
+
+
+def test_what_is_saved_has_openpis_names_and_loads_to_the_same_model(tmp_path):
+    path = tmp_path / 'model.safetensors'
+    save_model(golden.model(), path, dtype=torch.float32)
+    assert same(load(path), golden.model())
+    theirs = load_file(CHECKPOINT)
+    for name in (*UNUSED, TIED_EMBEDDING):
+        del theirs[name]
+    ours = load_file(path)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

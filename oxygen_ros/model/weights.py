@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from oxygen_ros.model.config import Pi05Config
@@ -231,6 +232,19 @@ def load_model(config: Pi05Config, path: Path, *, device: torch.device, dtype: t
             loaded = [tensors[part].to(target) for part in parts]
             _set_parameter(model, name, loaded[0] if len(loaded) == 1 else torch.cat(loaded))
     return model.eval()
+
+
+def save_model(model: Pi05, path: Path, *, dtype: torch.dtype) -> None:
+    """Write the weights to `path` under openpi's names, all in `dtype`; `load_model` reads it."""
+    names = checkpoint_names(model.config)
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        shapes = part_shapes(name, parameter.shape, model.config)
+        parts = parameter.detach().split([shape[0] for shape in shapes])
+        for theirs, part in zip(names[name], parts, strict=True):
+            # A copy: safetensors refuses tensors that share memory.
+            tensors[theirs] = part.to('cpu', dtype, copy=True).contiguous()
+    save_file(tensors, str(path))
 
 
 def random_model(
