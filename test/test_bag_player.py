@@ -20,14 +20,8 @@ pytest.importorskip('rosbags')
 from rclpy.qos import DurabilityPolicy, QoSProfile  # noqa: E402
 from rclpy.serialization import deserialize_message  # noqa: E402
 
-from oxygen_ros.evaluation.bag_player import (  # noqa: E402
-    BagError,
-    BagPlayer,
-    Recording,
-    main,
-    message_class,
-    shift_stamp,
-)
+from oxygen_ros.evaluation.bag_player import BagPlayer, main, shift_stamp  # noqa: E402
+from oxygen_ros.evaluation.recording import BagError, Recording, message_class  # noqa: E402
 
 PLAYABLE = (
     'derived_amber_640x480',  # sqlite3
