@@ -42,6 +42,11 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Float64MultiArray, String
 from trajectory_msgs.msg import JointTrajectory
 
+try:
+    from rclpy.event_handler import SubscriptionEventCallbacks
+except ImportError:  # Humble
+    from rclpy.qos_event import SubscriptionEventCallbacks
+
 from oxygen_ros import conversions, monitor
 from oxygen_ros.actions import ActionBuffer, ActionChunk
 from oxygen_ros.conversions import ConversionError
@@ -140,6 +145,10 @@ PARAMETERS = (
 )
 
 
+def _ignore(event: Any) -> None:
+    """Take an event that means nothing."""
+
+
 def guarded(callback: Callable[..., None]) -> Callable[..., None]:
     """Keep an exception of a callback from ending the executor, and with it every callback."""
 
@@ -187,7 +196,7 @@ class OxygenNode(LifecycleNode):
             self.declare_parameter(parameter.name, parameter.default, parameter.descriptor())
         self._stop = stop
         self._parts: Parts | None = None
-        self._active = False
+        self._active = self._finalized = self._gave_up = False
         self._last_failure = ''
         self._callback_errors = 0
         self._rates = {name: monitor.RateWindow() for name in ('chunks', 'tokens')}
@@ -248,6 +257,7 @@ class OxygenNode(LifecycleNode):
         """From any state: first the safe behaviour, then free everything."""
         self._deactivate()
         self._tear_down()
+        self._finalized = True
         return super().on_shutdown(state)
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -356,10 +366,18 @@ class OxygenNode(LifecycleNode):
         )
         # Neither kind hears the other's publishers: latched ones sent before we started need
         # transient local, `ros2 topic pub` needs volatile. What arrives twice is no change.
-        for qos in (LATCHED, RELIABLE):
+        # A volatile publisher is no misfit of the latched subscription, so it gets no warning.
+        for qos, events in (
+            (LATCHED, SubscriptionEventCallbacks(incompatible_qos=_ignore)),
+            (RELIABLE, None),
+        ):
             parts.subscriptions.append(
                 self.create_subscription(
-                    String, profile.instruction.topic, self._on_instruction, qos
+                    String,
+                    profile.instruction.topic,
+                    self._on_instruction,
+                    qos,
+                    event_callbacks=events,
                 )
             )
         jump = JumpThreshold(
@@ -665,16 +683,20 @@ class OxygenNode(LifecycleNode):
     # --- the process --------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Turn the executor until a signal comes or the engine is given up; return an exit code."""
+        """Turn the executor until the end; return an exit code.
+
+        The end is a signal, the shutdown transition, or an engine that had to be given up (1).
+        """
         executor = SingleThreadedExecutor()
         executor.add_node(self)
         if self._value('autostart') and not self._start():
             return 0 if self._stop.is_set() else 1
-        while not self._stop.is_set() and not self._broken:
+        while not (self._stop.is_set() or self._finalized or self._broken):
             executor.spin_once(timeout_sec=0.1)
-        self.trigger_shutdown()
+        if not self._finalized:
+            self.trigger_shutdown()
         executor.shutdown()
-        return 0 if self._stop.is_set() else 1
+        return 1 if self._gave_up else 0
 
     def _start(self) -> bool:
         success = TransitionCallbackReturn.SUCCESS
@@ -682,10 +704,10 @@ class OxygenNode(LifecycleNode):
 
     @property
     def _broken(self) -> bool:
-        if self._parts is None or not self._parts.loop.broken:
-            return False
-        self.get_logger().fatal(f'the engine is given up: {self._last_failure}')
-        return True
+        if self._parts is not None and self._parts.loop.broken and not self._gave_up:
+            self._gave_up = True
+            self.get_logger().fatal(f'the engine is given up: {self._last_failure}')
+        return self._gave_up
 
     def _ros_ns(self) -> int:
         return int(self.get_clock().now().nanoseconds)
