@@ -132,6 +132,12 @@ PARAMETERS = (
     NodeParameter(
         'num_denoise_steps', 0, 'Flow-matching steps per chunk; 0 takes the profile.', 0, 1000
     ),
+    NodeParameter(
+        'execution',
+        'unified',
+        'unified, or to compare with: shared (texts inside their frame), isolated (also a prefill '
+        'per task).',
+    ),
     NodeParameter('frame_rate_hz', 0.0, 'Frames per second; 0 takes the profile.', 0, 1000),
     NodeParameter('command_rate_hz', 0.0, 'Commands per second; 0 takes the profile.', 0, 1000),
     NodeParameter(
@@ -325,6 +331,7 @@ class OxygenNode(LifecycleNode):
             num_slots=self._value('num_slots'),
             max_batch=self._value('max_batch'),
             seed=self._value('seed'),
+            execution=self._value('execution'),
         )
         return build_engine(
             profile,

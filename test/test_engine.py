@@ -11,6 +11,7 @@ import pytest
 import torch
 from golden_pi05 import GOLDEN, VARIANTS, Variant
 
+from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import (
     NO_DEADLINE_NS,
     Engine,
@@ -271,7 +272,7 @@ class TimedRunner:
 class Live:
     """An engine on the golden model whose clock and log the test can read."""
 
-    def __init__(self, *tasks, num_slots=6, max_batch=16, eos_id=NEVER):
+    def __init__(self, *tasks, num_slots=6, max_batch=16, eos_id=NEVER, engine=Engine):
         model = golden.model()
         config = model.config
         self.clock, self.log, self.chunks, self.updates = Clock(), [], [], []
@@ -293,7 +294,7 @@ class Live:
             adapter=make_adapter('identity', 6, 6),
             delta_mask=(),
         )
-        self.engine = Engine(
+        self.engine = engine(
             processor, self.scheduler, self.runner,
             action_period_ns=20, seed=7,
             on_chunk=self._on_chunk, on_text=self._on_text,
@@ -406,6 +407,25 @@ def test_texts_cut_by_many_frames_equal_texts_written_at_leisure():
         alone.step(number)
         assert finals(alone) == {k: v for k, v in finals(hurried).items() if k[1] == number}
         assert np.array_equal(alone.chunks[0].values, hurried.chunks[number].values)
+
+
+@pytest.mark.parametrize('other, prefills', [(SharedEngine, 4), (IsolatedEngine, 4 + 4 + 2)])
+def test_sharing_changes_neither_actions_nor_texts(other, prefills):
+    """unified == shared == isolated; only the number of prefills and the order of work differ."""
+    tasks = (task('text', length=9), task('memory', length=7, period=2))
+    unified, compared = Live(*tasks, num_slots=8), Live(*tasks, num_slots=8, engine=other)
+    for number in range(4):
+        for live in (unified, compared):
+            live.waiting = live is compared  # a waiting frame does not cut a baseline short
+            live.step(number, deadline_ns=live.clock.now_ns + 40 + 12)
+    unified.engine.decode(NO_DEADLINE_NS)
+    assert finals(unified) == finals(compared)
+    for ours, theirs in zip(unified.chunks, compared.chunks, strict=True):
+        assert np.array_equal(ours.values, theirs.values)
+    assert unified.engine.stats.prefills == 4
+    assert compared.engine.stats.prefills == prefills
+    assert {len(detail) for kind, detail in compared.log if kind == 'decode'} <= {1, 2}
+    compared.scheduler.check_integrity()
 
 
 def finals(live):
@@ -543,5 +563,5 @@ def test_a_warm_up_leaves_no_trace_but_the_measured_step_time():
     stats = live.engine.stats
     assert (stats.frames, stats.prefills, stats.tokens, stats.drops) == (0, 0, 0, {})
     assert stats.slots_used == 0
-    live.scheduler.admit(live.scheduler.open_frame(0, 0, 10, 0))
+    live.scheduler.admit(live.scheduler.open_frame(0, 0, 10, 0), [task('text', length=3)])
     assert not live.scheduler.next_batch(now_ns=0, deadline_ns=4)  # a step is known to take 5

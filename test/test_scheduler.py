@@ -25,7 +25,8 @@ def scheduler(*tasks, num_slots=4, max_batch=8):
 
 
 def open_and_admit(s, number, now_ns=0):
-    return s.admit(s.open_frame(number, stamp_ns=number, prefix_len=10, now_ns=now_ns))
+    frame = s.open_frame(number, stamp_ns=number, prefix_len=10, now_ns=now_ns)
+    return s.admit(frame, s.due(number))
 
 
 def run_until_idle(s, token=7):

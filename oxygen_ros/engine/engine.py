@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -132,14 +133,11 @@ class Engine:
             RuntimeError: whatever the device raised; no slot stays taken by the failed work.
         """
         inputs = self._encode(observation)
-        frame = self._open(observation.frame, observation.stamp_ns, inputs)
-        try:
+        frame = self._open(observation, inputs)
+        with self._abandoned_on_error(frame):
             self._prefill(frame, inputs)
             self._on_chunk(self._denoise(frame, observation))
-        except BaseException:
-            self._abandon(frame)
-            raise
-        self.scheduler.admit(frame)
+        self.scheduler.admit(frame, self.scheduler.due(frame.number))
         self.decode(deadline_ns)
 
     def decode(self, deadline_ns: int) -> None:
@@ -181,15 +179,25 @@ class Engine:
             )
         return inputs
 
-    def _open(self, number: int, stamp_ns: int, inputs: ModelInput) -> Frame:
-        prefix_len = self.runner.prefix_len(inputs)
+    def _open(self, observation: Observation, inputs: ModelInput) -> Frame:
         self._frames += 1
-        return self.scheduler.open_frame(number, stamp_ns, prefix_len, self._clock_ns())
+        return self.scheduler.open_frame(
+            observation.frame,
+            observation.stamp_ns,
+            self.runner.prefix_len(inputs),
+            self._clock_ns(),
+        )
 
-    def _abandon(self, frame: Frame) -> None:
-        self.scheduler.abandon(frame)
-        self.runner.clear(frame.slot)
-        self._update_stats()
+    @contextmanager
+    def _abandoned_on_error(self, frame: Frame) -> Iterator[None]:
+        """Give the slot of an open frame back, clean, if its work raises."""
+        try:
+            yield
+        except BaseException:
+            self.scheduler.abandon(frame)
+            self.runner.clear(frame.slot)
+            self._update_stats()
+            raise
 
     def _prefill(self, frame: Frame, inputs: ModelInput) -> None:
         started_ns = self._clock_ns()
@@ -271,10 +279,10 @@ class Engine:
         )
         shape = (self.processor.action_horizon, self.processor.action_dim)
         for _ in range(2):
-            frame = self._open(0, 0, inputs)  # every task is due on frame 0
+            frame = self.scheduler.open_frame(0, 0, self.runner.prefix_len(inputs), 0)
             self.runner.prefill(frame, inputs)
             self.runner.denoise(frame, self.noise(0, shape))
-            self.scheduler.admit(frame)
+            self.scheduler.admit(frame, list(self.scheduler.tasks))
             while batch := self.scheduler.next_batch(0, NO_DEADLINE_NS):
                 started_ns = self._clock_ns()
                 tokens = self.runner.decode(batch)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oxygen_ros.actions import ActionChunk
+from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import Engine, TextUpdate
 from oxygen_ros.engine.model_runner import ModelRunner, leave_a_core_free, load_pi05
 from oxygen_ros.engine.scheduler import Scheduler
@@ -22,6 +23,7 @@ from oxygen_ros.model.prompt import ByteTokenizer, SentencePieceTokenizer, Token
 from oxygen_ros.model.transforms import NormStats, load_norm_stats, make_adapter
 from oxygen_ros.profile import ProfileError, RobotProfile, TaskProfile
 
+EXECUTIONS = {'unified': Engine, 'shared': SharedEngine, 'isolated': IsolatedEngine}
 TOKENIZER_FILES = ('tokenizer.model', 'paligemma_tokenizer.model')
 
 
@@ -38,6 +40,8 @@ class EngineOptions:
     num_slots: int = 8
     max_batch: int = 16
     seed: int = 0
+    execution: str = 'unified'
+    """'unified', or for comparison 'shared' or 'isolated' (see `baselines.py`)."""
 
 
 def build_engine(
@@ -54,8 +58,12 @@ def build_engine(
         ProfileError: profile and checkpoint do not fit, naming the key.
         CheckpointError: the weights do not fit, naming the tensors.
         FileNotFoundError: tokenizer or statistics are missing, naming the path.
-        ValueError: unknown device or dtype, or options that make no engine.
+        ValueError: unknown device, dtype or execution, or options that make no engine.
     """
+    if options.execution not in EXECUTIONS:
+        raise ValueError(
+            f"parameter 'execution': expected one of {list(EXECUTIONS)}, got {options.execution!r}"
+        )
     config = preset(
         profile.model.preset,
         prefix_attention=profile.model.prefix_attention,
@@ -79,7 +87,7 @@ def build_engine(
         num_slots=options.num_slots,
         num_denoise_steps=profile.model.num_denoise_steps,
     )
-    return Engine(
+    return EXECUTIONS[options.execution](
         processor,
         scheduler,
         runner,

@@ -80,12 +80,15 @@ class Scheduler:
         self._stepped = False
         return self._open
 
-    def admit(self, frame: Frame) -> list[Sequence]:
-        """Give the open frame's slot over to the tasks that are due, and close the frame.
+    def due(self, number: int) -> list[LanguageTask]:
+        """Return the tasks that the frame of this number owes, higher priority first."""
+        return [task for task in self.tasks if number % task.period_frames == 0]
 
-        A due task that finds no room is counted in `drops`, by task.
+    def admit(self, frame: Frame, due: list[LanguageTask]) -> list[Sequence]:
+        """Give the open frame's slot over to sequences of the `due` tasks, and close the frame.
+
+        Tasks that find no room are counted in `drops`.
         """
-        due = [task for task in self.tasks if frame.number % task.period_frames == 0]
         if due and not self.can_admit():
             self.drops.update(f'{task.name}_no_slot' for task in due)
             due = []
