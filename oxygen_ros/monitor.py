@@ -6,7 +6,6 @@ node's statistics and diagnostics timers.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,16 @@ OK, WARN, ERROR, STALE = range(4)
 RATE_WINDOW_NS = 2_000_000_000
 MIN_RATE_SHARE = 0.8
 """Below this share of the declared rate a source is reported as slow."""
+
+ENGINE_NUMBERS = (
+    'prefill_ms', 'denoise_ms', 'decode_step_ms', 'frames', 'prefills', 'chunks', 'tokens',
+    'live_sequences', 'slots_used', 'slots_total',
+)  # fmt: skip
+COMMAND_NUMBERS = (
+    'command_hz', 'lateness_p50_ms', 'lateness_p99_ms', 'lateness_max_ms', 'commands', 'misses',
+    'fallback_commands',
+)  # fmt: skip
+"""Fields of EngineStats and PublisherStats that the message carries under the same name."""
 
 
 @dataclass(frozen=True)
@@ -69,109 +78,149 @@ class Growth:
         return grown
 
 
-def command_status(
-    profile: RobotProfile, active: bool, stats: PublisherStats | None, grown: Mapping[str, int]
-) -> Status:
-    """Describe the command tick; `grown` are its counters of trouble since the last look."""
-    if not active or stats is None:
-        return Status('commands', OK, 'inactive: no commands')
-    target_hz = profile.command.rate_hz
-    values = {
-        'Actual frequency (Hz)': f'{stats.command_hz:.1f}',
-        'Target frequency (Hz)': f'{target_hz:g}',
-        'Source': stats.source,
-        'Lateness p50/p99/max (ms)': f'{stats.lateness_p50_ms:.2f} / '
-        f'{stats.lateness_p99_ms:.2f} / {stats.lateness_max_ms:.2f}',
-        'Commands': stats.commands,
-        'Fallback commands': stats.fallback_commands,
-        'Missed deadlines': stats.misses,
-        'Silent ticks': stats.silent_ticks,
-        'Errors': stats.errors,
-        'Last intervention': stats.last_intervention or 'none',
-        'Scheduling': stats.scheduling,
-        **{f'Intervention {name}': count for name, count in stats.interventions.items() if count},
-    }
-    if 'errors' in grown:
-        return Status('commands', ERROR, 'a command could not be published', values)
-    if stats.source == 'silence':
-        return Status('commands', WARN, 'nothing that is allowed to leave', values)
-    if stats.source != 'chunk':
-        return Status('commands', WARN, f'no fresh action: {stats.source}', values)
-    if 'misses' in grown:
-        return Status('commands', WARN, f'{grown["misses"]} deadlines missed', values)
-    return Status('commands', OK, 'commands from fresh actions', values)
+class Monitor:
+    """Turns the parts' counters into what one robot's operator is told."""
 
+    def __init__(self, profile: RobotProfile) -> None:
+        self._profile = profile
+        self._cameras = {camera.slot: camera for camera in profile.cameras}
+        self._chunks, self._tokens = RateWindow(), RateWindow()
+        self._command_growth, self._drop_growth = Growth(), Growth()
 
-def source_status(status: SourceStatus, *, expected_hz: float, required: bool) -> Status:
-    """Describe a camera or the joint states."""
-    name = 'joint states' if status.name == 'joints' else f'camera {status.name}'
-    values = {
-        'Topic': status.topic,
-        'Actual frequency (Hz)': f'{status.rate_hz:.1f}',
-        'Target frequency (Hz)': f'{expected_hz:g}',
-        'Age (s)': 'none yet' if status.age_s is None else f'{status.age_s:.3f}',
-        'Received': status.received,
-        'Dropped': status.dropped,
-        'Untrusted stamps': status.untrusted_stamps,
-        'Last error': status.last_error or 'none',
-    }
-    absent = ERROR if required else WARN
-    if status.age_s is None:
-        return Status(name, absent, f'nothing on {status.topic} yet', values)
-    if status.last_error:
-        return Status(name, WARN, status.last_error, values)
-    if status.rate_hz == 0:
-        return Status(name, absent, f'nothing on {status.topic} any more', values)
-    if expected_hz and status.rate_hz < MIN_RATE_SHARE * expected_hz:
-        message = f'{status.rate_hz:.1f} Hz of {expected_hz:g} Hz arrive'
-        return Status(name, WARN, message, values)
-    return Status(name, OK, f'{status.rate_hz:.1f} Hz', values)
+    def numbers(
+        self,
+        now_ns: int,
+        engine: EngineStats,
+        commands: PublisherStats | None,
+        *,
+        horizon: int,
+        active: bool,
+        observation_age_ms: float,
+    ) -> dict[str, Any]:
+        """Return the fields of the EngineStats message but its drops, by name."""
+        chunk_hz = self._chunks.add(now_ns, engine.chunks)
+        numbers: dict[str, Any] = {
+            'chunk_hz': chunk_hz,
+            'action_hz': chunk_hz * horizon,
+            'tokens_per_s': self._tokens.add(now_ns, engine.tokens),
+            'observation_age_ms': observation_age_ms,
+            'texts': self._finished(engine, 'text'),
+            'notes': self._finished(engine, 'memory'),
+            **{name: getattr(engine, name) for name in ENGINE_NUMBERS},
+        }
+        if commands is not None:
+            numbers |= {name: getattr(commands, name) for name in COMMAND_NUMBERS}
+        if not active:
+            numbers['command_hz'] = 0.0
+        return numbers
 
+    def _finished(self, engine: EngineStats, kind: str) -> int:
+        names = (task.name for task in self._profile.tasks if task.kind == kind)
+        return sum(engine.finished.get(name, 0) for name in names)
 
-def engine_status(
-    profile: RobotProfile,
-    active: bool,
-    stats: EngineStats | None,
-    *,
-    not_ready: Sequence[str],
-    last_error: str,
-    broken: bool,
-    grown: Mapping[str, int],
-) -> Status:
-    """Describe the engine; `grown` are its drops since the last look."""
-    if stats is None:
-        return Status('engine', OK, 'not configured')
-    tick_ms = 1000.0 / profile.frame_rate_hz
-    values = {
-        'Prefill (ms)': f'{stats.prefill_ms:.1f}',
-        'Denoise (ms)': f'{stats.denoise_ms:.1f}',
-        'Decode step (ms)': f'{stats.decode_step_ms:.2f}',
-        'Tick (ms)': f'{tick_ms:g}',
-        'Frames': stats.frames,
-        'Prefills': stats.prefills,
-        'Live sequences': stats.live_sequences,
-        'Slots': f'{stats.slots_used} of {stats.slots_total}',
-        'Last error': last_error or 'none',
-        **{f'Dropped: {reason}': count for reason, count in stats.drops.items()},
-    }
-    if broken:
-        return Status('engine', ERROR, f'given up: {last_error}', values)
-    if 'frame_failed' in grown:
-        return Status('engine', ERROR, f'a frame failed: {last_error}', values)
-    if not active:
-        return Status('engine', OK, 'ready, inactive', values)
-    if not_ready:
-        return Status('engine', WARN, f'no frame: {"; ".join(not_ready)}', values)
-    if stats.starved_frames:
-        message = (
-            f'no time to write: prefill and denoise take {stats.prefill_ms + stats.denoise_ms:.0f} '
-            f'of {tick_ms:.0f} ms; lower frame_rate_hz'
-        )
-        return Status('engine', WARN, message, values)
-    if grown:
-        reasons = ', '.join(f'{count} {reason}' for reason, count in grown.items())
-        return Status('engine', WARN, f'dropped: {reasons}', values)
-    return Status('engine', OK, 'running', values)
+    def command_status(self, active: bool, stats: PublisherStats | None) -> Status:
+        """Describe the command tick."""
+        if not active or stats is None:
+            return Status('commands', OK, 'inactive: no commands')
+        values = {
+            'Actual frequency (Hz)': f'{stats.command_hz:.1f}',
+            'Target frequency (Hz)': f'{self._profile.command.rate_hz:g}',
+            'Source': stats.source,
+            'Lateness p50/p99/max (ms)': f'{stats.lateness_p50_ms:.2f} / '
+            f'{stats.lateness_p99_ms:.2f} / {stats.lateness_max_ms:.2f}',
+            'Commands': stats.commands,
+            'Fallback commands': stats.fallback_commands,
+            'Missed deadlines': stats.misses,
+            'Silent ticks': stats.silent_ticks,
+            'Errors': stats.errors,
+            'Last intervention': stats.last_intervention or 'none',
+            'Scheduling': stats.scheduling,
+            **{f'Intervention {name}': n for name, n in stats.interventions.items() if n},
+        }
+        grown = self._command_growth.grown({'misses': stats.misses, 'errors': stats.errors})
+        if 'errors' in grown:
+            return Status('commands', ERROR, 'a command could not be published', values)
+        if stats.source == 'silence':
+            return Status('commands', WARN, 'nothing that is allowed to leave', values)
+        if stats.source != 'chunk':
+            return Status('commands', WARN, f'no fresh action: {stats.source}', values)
+        if 'misses' in grown:
+            return Status('commands', WARN, f'{grown["misses"]} deadlines missed', values)
+        return Status('commands', OK, 'commands from fresh actions', values)
+
+    def engine_status(
+        self,
+        active: bool,
+        stats: EngineStats | None,
+        *,
+        not_ready: Sequence[str],
+        last_error: str,
+        broken: bool,
+        drops: Mapping[str, int],
+    ) -> Status:
+        """Describe the engine and what was dropped on the way in and out."""
+        if stats is None:
+            return Status('engine', OK, 'not configured')
+        tick_ms = 1000.0 / self._profile.frame_rate_hz
+        values = {
+            'Prefill (ms)': f'{stats.prefill_ms:.1f}',
+            'Denoise (ms)': f'{stats.denoise_ms:.1f}',
+            'Decode step (ms)': f'{stats.decode_step_ms:.2f}',
+            'Tick (ms)': f'{tick_ms:g}',
+            'Frames': stats.frames,
+            'Prefills': stats.prefills,
+            'Live sequences': stats.live_sequences,
+            'Slots': f'{stats.slots_used} of {stats.slots_total}',
+            'Last error': last_error or 'none',
+            **{f'Dropped {reason}': count for reason, count in drops.items()},
+        }
+        grown = self._drop_growth.grown(drops)
+        if broken:
+            return Status('engine', ERROR, f'given up: {last_error}', values)
+        if 'frame_failed' in grown:
+            return Status('engine', ERROR, f'a frame failed: {last_error}', values)
+        if not active:
+            return Status('engine', OK, 'ready, inactive', values)
+        if not_ready:
+            return Status('engine', WARN, f'no frame: {"; ".join(not_ready)}', values)
+        if stats.starved_frames:
+            busy_ms = stats.prefill_ms + stats.denoise_ms
+            message = (
+                f'no time to write: prefill and denoise take {busy_ms:.0f} of {tick_ms:.0f} ms; '
+                f'lower frame_rate_hz'
+            )
+            return Status('engine', WARN, message, values)
+        if grown:
+            reasons = ', '.join(f'{count} {reason}' for reason, count in grown.items())
+            return Status('engine', WARN, f'dropped: {reasons}', values)
+        return Status('engine', OK, 'running', values)
+
+    def source_status(self, status: SourceStatus) -> Status:
+        """Describe a camera or the joint states."""
+        camera = self._cameras.get(status.name)
+        expected_hz = camera.expected_hz if camera else 0.0
+        name = f'camera {status.name}' if camera else 'joint states'
+        values = {
+            'Topic': status.topic,
+            'Actual frequency (Hz)': f'{status.rate_hz:.1f}',
+            'Target frequency (Hz)': f'{expected_hz:g}',
+            'Age (s)': 'none yet' if status.age_s is None else f'{status.age_s:.3f}',
+            'Received': status.received,
+            'Dropped': status.dropped,
+            'Untrusted stamps': status.untrusted_stamps,
+            'Last error': status.last_error or 'none',
+        }
+        absent = WARN if camera and not camera.required else ERROR
+        if status.last_error:
+            return Status(name, WARN, status.last_error, values)
+        if status.age_s is None:
+            return Status(name, absent, f'nothing on {status.topic} yet', values)
+        if status.rate_hz == 0:
+            return Status(name, absent, f'nothing on {status.topic} any more', values)
+        if expected_hz and status.rate_hz < MIN_RATE_SHARE * expected_hz:
+            message = f'{status.rate_hz:.1f} Hz of {expected_hz:g} Hz arrive'
+            return Status(name, WARN, message, values)
+        return Status(name, OK, f'{status.rate_hz:.1f} Hz', values)
 
 
 def clock_status(use_sim_time: bool, ros_now_ns: int) -> Status:
@@ -181,8 +230,3 @@ def clock_status(use_sim_time: bool, ros_now_ns: int) -> Status:
     if ros_now_ns == 0:
         return Status('clock', WARN, 'use_sim_time is set: waiting for /clock')
     return Status('clock', OK, 'simulated time', {'Time (s)': f'{ros_now_ns / 1e9:.3f}'})
-
-
-def finite(value: float) -> float:
-    """Return a number that rqt_plot can draw."""
-    return value if math.isfinite(value) else 0.0

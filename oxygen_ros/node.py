@@ -25,12 +25,7 @@ from typing import Any
 import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
-from rcl_interfaces.msg import (
-    FloatingPointRange,
-    IntegerRange,
-    ParameterDescriptor,
-    SetParametersResult,
-)
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType, JumpThreshold
 from rclpy.duration import Duration
 from rclpy.executors import SingleThreadedExecutor
@@ -54,6 +49,7 @@ from oxygen_ros.frame_loop import FrameLoop
 from oxygen_ros.msg import ActionChunk as ActionChunkMessage
 from oxygen_ros.msg import EngineStats, Note, Text
 from oxygen_ros.observation import NotReady, Observation, ObservationBuffer
+from oxygen_ros.parameters import PARAMETERS
 from oxygen_ros.profile import CameraProfile, RobotProfile, load_profile
 from oxygen_ros.publisher import CommandPublisher
 
@@ -80,75 +76,6 @@ LATCHED = QoSProfile(
     durability=DurabilityPolicy.TRANSIENT_LOCAL,
 )
 NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
-
-
-@dataclass(frozen=True)
-class NodeParameter:
-    """One ROS parameter: its default, what it means, and which values it may take."""
-
-    name: str
-    default: Any
-    description: str
-    minimum: float | None = None
-    maximum: float | None = None
-    dynamic: bool = False
-    """May be set while the node is configured."""
-
-    def descriptor(self) -> ParameterDescriptor:
-        number = isinstance(self.default, (int, float)) and not isinstance(self.default, bool)
-        when = '' if self.dynamic else ' Set it before configure.'
-        # An int where a double is declared ('rate: 50') is no mistake worth refusing a launch for.
-        descriptor = ParameterDescriptor(
-            description=self.description + when, dynamic_typing=isinstance(self.default, float)
-        )
-        if number and self.minimum is not None and self.maximum is not None:
-            low, high = self.minimum, self.maximum
-            if isinstance(self.default, float):
-                descriptor.floating_point_range = [
-                    FloatingPointRange(from_value=float(low), to_value=float(high))
-                ]
-            descriptor.integer_range = [IntegerRange(from_value=int(low), to_value=int(high))]
-        return descriptor
-
-
-PARAMETERS = (
-    NodeParameter('profile', 'dummy', 'Robot profile: a name in config/ or the path of a file.'),
-    NodeParameter(
-        'checkpoint',
-        '',
-        'Directory with model.safetensors (openpi PyTorch or LeRobot layout), or the file itself; '
-        'empty only where the profile asks for random weights.',
-    ),
-    NodeParameter(
-        'tokenizer', '', 'SentencePiece model; empty looks for tokenizer.model beside the weights.'
-    ),
-    NodeParameter('device', 'auto', 'auto, cpu, cuda or cuda:N.'),
-    NodeParameter('dtype', 'auto', 'auto (bfloat16 on CUDA, else float32), float32 or bfloat16.'),
-    NodeParameter('seed', 0, 'Seed of the noise that actions start from.', 0, 2**31 - 1),
-    NodeParameter(
-        'num_slots', 8, 'KV slots; one is kept free, so one less may hold text.', 2, 1024
-    ),
-    NodeParameter('max_batch', 16, 'Most sequences in one decode step.', 1, 1024),
-    NodeParameter(
-        'num_denoise_steps', 0, 'Flow-matching steps per chunk; 0 takes the profile.', 0, 1000
-    ),
-    NodeParameter(
-        'execution',
-        'unified',
-        'unified, or to compare with: shared (texts inside their frame), isolated (also a prefill '
-        'per task).',
-    ),
-    NodeParameter('frame_rate_hz', 0.0, 'Frames per second; 0 takes the profile.', 0, 1000),
-    NodeParameter('command_rate_hz', 0.0, 'Commands per second; 0 takes the profile.', 0, 1000),
-    NodeParameter(
-        'instruction',
-        '',
-        'What to do until the instruction topic says otherwise; empty takes the profile.',
-        dynamic=True,
-    ),
-    NodeParameter('autostart', True, 'Configure and activate by itself.'),
-    NodeParameter('dry_run', False, 'Publish commands to ~/would_be_command only.'),
-)
 
 
 def _ignore(event: Any) -> None:
@@ -178,6 +105,7 @@ class Parts:
     buffer: ObservationBuffer
     actions: ActionBuffer
     loop: FrameLoop
+    monitor: monitor.Monitor
     commands: Any
     """Lifecycle publisher of the command topic: silent while the node is inactive."""
     chunks: Any
@@ -205,8 +133,6 @@ class OxygenNode(LifecycleNode):
         self._active = self._finalized = self._gave_up = False
         self._last_failure = ''
         self._callback_errors = 0
-        self._rates = {name: monitor.RateWindow() for name in ('chunks', 'tokens')}
-        self._command_growth, self._engine_growth = monitor.Growth(), monitor.Growth()
         self.add_on_set_parameters_callback(self._on_parameters)
 
         # Diagnostics must go on when /clock does not.
@@ -294,6 +220,7 @@ class OxygenNode(LifecycleNode):
                 period_ns=None if use_sim_time else round(1e9 / profile.frame_rate_hz),
                 on_failure=self._on_engine_failure,
             ),
+            monitor=monitor.Monitor(profile),
             commands=self.create_lifecycle_publisher(message_type, topic, NEWEST),
             chunks=self.create_publisher(ActionChunkMessage, '~/actions', RELIABLE),
             news={
@@ -593,36 +520,15 @@ class OxygenNode(LifecycleNode):
         parts = self._parts
         if parts is None or parts.loop.engine is None:
             return
-        now_ns = time.monotonic_ns()
-        engine = parts.loop.engine.stats
-        chunk_hz = self._rates['chunks'].add(now_ns, engine.chunks)
-        numbers: dict[str, Any] = {
-            'chunk_hz': chunk_hz,
-            'action_hz': chunk_hz * parts.loop.engine.processor.action_horizon,
-            'tokens_per_s': self._rates['tokens'].add(now_ns, engine.tokens),
-            'observation_age_ms': parts.observation_age_ms,
-            'texts': self._finished(parts, engine.finished, 'text'),
-            'notes': self._finished(parts, engine.finished, 'memory'),
-        }
-        for name in (
-            'prefill_ms', 'denoise_ms', 'decode_step_ms', 'frames', 'prefills', 'chunks', 'tokens',
-            'live_sequences', 'slots_used', 'slots_total',
-        ):  # fmt: skip
-            numbers[name] = getattr(engine, name)
-        if parts.publisher is not None:
-            commands = parts.publisher.stats()
-            for name in (
-                'command_hz', 'lateness_p50_ms', 'lateness_p99_ms', 'lateness_max_ms',
-                'commands', 'misses', 'fallback_commands',
-            ):  # fmt: skip
-                numbers[name] = getattr(commands, name)
-            if not self._active:
-                numbers['command_hz'] = 0.0
+        numbers = parts.monitor.numbers(
+            time.monotonic_ns(),
+            parts.loop.engine.stats,
+            parts.publisher.stats() if parts.publisher is not None else None,
+            horizon=parts.loop.engine.processor.action_horizon,
+            active=self._active,
+            observation_age_ms=parts.observation_age_ms,
+        )
         self._stats.publish(conversions.stats_message(self._ros_ns(), numbers, self._drops(parts)))
-
-    @staticmethod
-    def _finished(parts: Parts, finished: dict[str, int], kind: str) -> int:
-        return sum(finished.get(task.name, 0) for task in parts.profile.tasks if task.kind == kind)
 
     def _drops(self, parts: Parts) -> dict[str, int]:
         """Everything that was thrown away, by reason, wherever it happened."""
@@ -639,8 +545,7 @@ class OxygenNode(LifecycleNode):
 
     @guarded
     def _publish_diagnostics(self) -> None:
-        parts = self._parts
-        ros_ns = self._ros_ns()
+        parts, ros_ns = self._parts, self._ros_ns()
         statuses = [monitor.clock_status(self._value('use_sim_time'), ros_ns)]
         if parts is None:
             statuses.append(monitor.Status('engine', monitor.OK, 'not configured'))
@@ -659,33 +564,19 @@ class OxygenNode(LifecycleNode):
 
     def _statuses(self, parts: Parts) -> list[monitor.Status]:
         commands = parts.publisher.stats() if parts.publisher is not None else None
-        trouble = {} if commands is None else {'misses': commands.misses, 'errors': commands.errors}
-        engine = parts.loop.engine
-        statuses = [
-            monitor.command_status(
-                parts.profile, self._active, commands, self._command_growth.grown(trouble)
-            ),
-            monitor.engine_status(
-                parts.profile,
+        engine = parts.loop.engine.stats if parts.loop.engine is not None else None
+        return [
+            parts.monitor.command_status(self._active, commands),
+            parts.monitor.engine_status(
                 self._active,
-                engine.stats if engine is not None else None,
+                engine,
                 not_ready=parts.loop.not_ready,
                 last_error=self._last_failure,
                 broken=parts.loop.broken,
-                grown=self._engine_growth.grown(self._drops(parts)),
+                drops=self._drops(parts),
             ),
+            *map(parts.monitor.source_status, parts.buffer.status(parts.control_ns())),
         ]
-        expected = {camera.slot: camera for camera in parts.profile.cameras}
-        for status in parts.buffer.status(parts.control_ns()):
-            camera = expected.get(status.name)
-            statuses.append(
-                monitor.source_status(
-                    status,
-                    expected_hz=camera.expected_hz if camera is not None else 0.0,
-                    required=camera is None or camera.required,
-                )
-            )
-        return statuses
 
     # --- the process --------------------------------------------------------------------------
 

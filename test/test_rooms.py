@@ -20,7 +20,7 @@ TORCH = {'torch', 'torchvision', 'safetensors', 'transformers'}
 TORCH_ROOMS = ('model/', 'engine/model_runner.py')
 RCLPY = {'rclpy', 'launch', 'launch_ros'}
 RCLPY_ROOMS = ('node.py', 'publisher.py', 'evaluation/')
-MESSAGE_ROOMS = ('node.py', 'conversions.py', 'evaluation/')
+MESSAGE_ROOMS = ('node.py', 'parameters.py', 'conversions.py', 'evaluation/')
 DECISIONS = ('engine/scheduler.py', 'engine/sequence.py', 'engine/slots.py', 'engine/tasks.py')
 # Openings of the engine for plain Python and GPU machines without ROS.
 WITHOUT_ROS = ('oxygen_ros.engine.engine', 'oxygen_ros.model.pi05')

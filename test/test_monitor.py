@@ -1,0 +1,144 @@
+"""What an operator is told: rates that fall to zero, levels and sentences. Clocks by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oxygen_ros.engine.engine import EngineStats
+from oxygen_ros.monitor import ERROR, OK, WARN, Growth, Monitor, RateWindow, clock_status
+from oxygen_ros.observation import SourceStatus
+from oxygen_ros.profile import load_profile
+from oxygen_ros.publisher import PublisherStats
+
+S = 1_000_000_000
+COMMANDS = PublisherStats(
+    commands=100,
+    fallback_commands=0,
+    misses=0,
+    silent_ticks=0,
+    errors=0,
+    interventions={'limit_step': 0},
+    last_intervention='',
+    command_hz=50.0,
+    command_age_s=0.0,
+    lateness_p50_ms=0.1,
+    lateness_p99_ms=0.2,
+    lateness_max_ms=0.3,
+    source='chunk',
+    scheduling='SCHED_OTHER',
+)
+CAMERA = SourceStatus('base_0_rgb', 'camera/base/image_raw', 60, 0, 0, 0.01, 30.0, '')
+
+
+@pytest.fixture
+def monitor(request) -> Monitor:
+    return Monitor(load_profile('dummy', request.config.rootpath / 'config'))
+
+
+def engine_status(monitor, stats=None, active=True, **changes):
+    given = {'not_ready': (), 'last_error': '', 'broken': False, 'drops': {}, **changes}
+    return monitor.engine_status(active, stats or EngineStats(frames=9), **given)
+
+
+def test_a_rate_is_that_of_the_window_and_falls_to_zero_when_nothing_happens():
+    rate = RateWindow()
+    assert rate.add(0, 0) == 0
+    for second in range(1, 5):
+        assert rate.add(second * S, second * 10) == pytest.approx(10)
+    rates = [rate.add(second * S, 40) for second in range(5, 9)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == 0
+
+
+def test_a_counter_that_begins_anew_gives_no_negative_rate():
+    rate = RateWindow()
+    rate.add(0, 1000)
+    assert rate.add(S, 5) == 0
+    assert rate.add(2 * S, 15) == pytest.approx(10)
+
+
+def test_growth_is_counted_from_one_look_to_the_next():
+    growth = Growth()
+    assert growth.grown({'a': 2}) == {'a': 2}
+    assert growth.grown({'a': 2, 'b': 1}) == {'b': 1}
+    assert growth.grown({'a': 5, 'b': 1}) == {'a': 3}
+
+
+def test_the_numbers_hold_both_rates_of_actions_and_stop_when_inactive(monitor):
+    def numbers(now_ns, active=True, **changes):
+        stats = EngineStats(finished={'text': 3, 'memory': 2}, **changes)
+        return monitor.numbers(
+            now_ns, stats, COMMANDS, horizon=20, active=active, observation_age_ms=7.0
+        )
+
+    numbers(0, chunks=0, tokens=0)
+    told = numbers(S, chunks=10, tokens=70)
+    assert (told['chunk_hz'], told['action_hz'], told['tokens_per_s']) == (10, 200, 70)
+    assert (told['texts'], told['notes'], told['command_hz']) == (3, 2, 50.0)
+    assert numbers(2 * S, active=False)['command_hz'] == 0
+
+
+@pytest.mark.parametrize(
+    'changes, level, text',
+    [
+        ({}, OK, 'fresh actions'),
+        ({'source': 'hold'}, WARN, 'no fresh action: hold'),
+        ({'source': 'silence'}, WARN, 'nothing that is allowed to leave'),
+        ({'misses': 3}, WARN, '3 deadlines missed'),
+        ({'errors': 1}, ERROR, 'could not be published'),
+    ],
+)
+def test_the_command_tick_is_described(monitor, changes, level, text):
+    status = monitor.command_status(True, replace(COMMANDS, **changes))
+    assert status.level == level
+    assert text in status.message
+
+
+def test_old_misses_are_no_news(monitor):
+    late = replace(COMMANDS, misses=3)
+    assert monitor.command_status(True, late).level == WARN
+    assert monitor.command_status(True, late).level == OK
+
+
+@pytest.mark.parametrize(
+    'changes, level, text',
+    [
+        ({}, OK, 'running'),
+        ({'active': False}, OK, 'inactive'),
+        ({'not_ready': ('no image on /x yet',)}, WARN, 'no frame: no image on /x yet'),
+        ({'drops': {'text_expired': 2}}, WARN, '2 text_expired'),
+        ({'drops': {'frame_failed': 1}, 'last_error': 'OOM'}, ERROR, 'a frame failed: OOM'),
+        ({'broken': True, 'last_error': 'OOM'}, ERROR, 'given up: OOM'),
+        ({'stats': EngineStats(starved_frames=4, prefill_ms=90.0)}, WARN, 'no time to write'),
+    ],
+)
+def test_the_engine_is_described(monitor, changes, level, text):
+    status = engine_status(monitor, **changes)
+    assert status.level == level
+    assert text in status.message
+
+
+@pytest.mark.parametrize(
+    'changes, level, text',
+    [
+        ({}, OK, '30.0 Hz'),
+        ({'age_s': None, 'rate_hz': 0.0}, ERROR, 'nothing on camera/base/image_raw yet'),
+        ({'rate_hz': 0.0}, ERROR, 'any more'),
+        ({'rate_hz': 9.0}, WARN, '9.0 Hz of 30 Hz'),
+        ({'last_error': 'expected JPEG'}, WARN, 'expected JPEG'),
+        ({'name': 'left_wrist_0_rgb', 'age_s': None}, WARN, 'yet'),  # optional
+        ({'name': 'joints', 'rate_hz': 1.0}, OK, '1.0 Hz'),
+    ],
+)
+def test_a_source_is_described(monitor, changes, level, text):
+    status = monitor.source_status(replace(CAMERA, **changes))
+    assert status.level == level
+    assert text in status.message
+
+
+def test_a_simulated_clock_that_does_not_run_is_named():
+    assert clock_status(False, 0).level == OK
+    assert 'waiting for /clock' in clock_status(True, 0).message
+    assert clock_status(True, 5 * S).level == OK
