@@ -7,6 +7,7 @@ this file. Messages, launch files and the node's executables come only that way.
 from setuptools import find_packages, setup
 
 REPLAY = ['rosbags>=0.10', 'opencv-python-headless>=4.5', 'matplotlib>=3.5', 'scikit-image>=0.22']
+SIMULATION = ['mujoco>=3.2', 'rich>=13']
 DEVELOPMENT = ['pytest>=7,<8.4', 'hypothesis>=6', 'ruff', 'mypy', 'types-PyYAML', 'transformers<5']
 
 setup(
@@ -29,6 +30,7 @@ setup(
     ],
     extras_require={
         'replay': REPLAY,
-        'dev': REPLAY + DEVELOPMENT,
+        'sim': SIMULATION,
+        'dev': REPLAY + SIMULATION + DEVELOPMENT,
     },
 )

@@ -130,7 +130,7 @@ class TaskProfile:
 class ModelProfile:
     """Properties of the checkpoint that its weights do not tell."""
 
-    preset: Literal['pi05', 'mid', 'dummy']
+    preset: Literal['pi05', 'mid', 'dummy', 'tabletop']
     prefix_attention: Literal['bidirectional', 'causal'] = 'bidirectional'
     prompt: Literal['state', 'plain', 'subtask'] = 'state'
     normalization: Literal['quantile', 'mean_std', 'none'] = 'quantile'

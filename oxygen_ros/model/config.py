@@ -120,6 +120,17 @@ PRESETS: dict[str, Pi05Config] = {
         action_horizon=20,
         max_token_len=96,
     ),
+    # Trained and shipped (resource/tabletop): it plays the simulated table of oxygen_ros/sim.
+    'tabletop': Pi05Config(
+        vlm=GemmaConfig(96, 4, 256, 4, 2, 32),
+        expert=GemmaConfig(64, 4, 128, 4, 2, 32),
+        vision=SiglipConfig(96, 3, 192, 4, 16, 96),
+        vocab_size=704,
+        action_dim=8,
+        action_horizon=10,
+        max_token_len=48,
+        camera_slots=CAMERA_SLOTS[:2],
+    ),
 }
 
 
