@@ -7,9 +7,10 @@ a recording is repeated with time going on.
 Time. /clock follows the log time (when a message was recorded), as `ros2 bag play --clock` does.
 A node on sim time then sees each message arrive at its own log time. A header stamp a little older
 than that is the true age of the sample; one that is out of reach (8.8 s in one of our recordings,
-zero in another) is taken by the node for what it is, a foreign clock, and the log time is used. So
-observations are fresh under use_sim_time in both cases. A clock made of header stamps would have
-to be one clock for several sources, and the sources disagree.
+zero in another) is taken by the node for a foreign clock, and the log time is used instead. So
+observations are fresh under use_sim_time in both cases. In between lies what was too old when it
+was recorded, and it is too old again. A clock made of header stamps would have to be one clock for
+several sources, and the sources disagree.
 """
 
 from __future__ import annotations
@@ -159,7 +160,9 @@ class BagPlayer:
 
     def start(self) -> None:
         """Play in a thread of its own; an error is kept in `error`."""
-        self._thread = threading.Thread(target=self._play_keeping_error, name='bag_player')
+        self._thread = threading.Thread(
+            target=self._play_keeping_error, name='bag_player', daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:

@@ -119,7 +119,8 @@ def _plan(options: argparse.Namespace) -> Plan:
             joints=options.joints,
         )
         profile, argument = robot.profile, str(robot.profile_path.resolve())
-        source = f'{recording.path.name} ({recording.duration_s:.2f} s, repeated as needed)'
+        speed = '' if options.rate == 1.0 else f' at {options.rate:g} times its speed'
+        source = f'{recording.path.name} ({recording.duration_s:.2f} s, repeated){speed}'
     setting = Setting(
         profile=profile.name,
         preset=profile.model.preset,
@@ -198,28 +199,25 @@ def _run(plan: Plan, options: argparse.Namespace, console: Console) -> int:
     with ExitStack() as stack:
         # Whatever happens below, also a second Ctrl-C: the node does not outlive the demo.
         stack.callback(process.kill)
-        with graph() as (node, spinning):
+        with graph() as (node, spin):
             stage = Stage(node, plan, options.rate)
-            spinning()
+            spin()
             try:
-                if _start(process, stage, plan, console):
-                    _watch(process, stage, plan, console)
-            except KeyboardInterrupt:
-                interrupted = True
-            # The feeds go on until the node has ended, or its last hold would have no measurement.
-            died = process.exit_code is not None
-            exit_code = process.stop()
-            stage.stop()
-            missing = _missing(plan, stage.seen)
-    if died:
-        missing.insert(0, f'the node ended by itself with exit code {exit_code}')
-    elif exit_code != 0:
-        missing.insert(0, f'the node did not end well: exit code {exit_code}')
+                try:
+                    if _start(process, stage, plan, console):
+                        _watch(process, stage, plan, console)
+                except KeyboardInterrupt:
+                    interrupted = True
+                died = process.exit_code is not None
+                # The feeds go on until the node has ended, or its last hold would not be measured.
+                exit_code = process.stop()
+            finally:
+                stage.stop()
     _conclude(plan, options, console, stage.seen)
     if interrupted:
-        console.print('interrupted; the node has ended')
-        return INTERRUPTED if exit_code == 0 else 1
-    return _judge(missing, process, console)
+        console.print(f'interrupted; the node has ended with exit code {exit_code}')
+        return INTERRUPTED
+    return _judge(_faults(plan, stage, exit_code, died=died), process, console)
 
 
 def _node_parameters(plan: Plan, options: argparse.Namespace) -> dict[str, str | bool]:
@@ -280,8 +278,8 @@ def _watch(process: NodeProcess, stage: Stage, plan: Plan, console: Console) -> 
     for _ in show(setting, seen, console):
         if seen.elapsed_s >= setting.seconds or process.exit_code is not None:
             return
-        if stage.player is not None and stage.player.error is not None:
-            raise stage.player.error
+        if stage.player is not None and not stage.player.is_playing:
+            return  # it repeats for ever, so it has met an error
         if not changed and seen.elapsed_s >= setting.seconds / 2:
             stage.instruct(SECOND_INSTRUCTION)
             changed = True
@@ -310,9 +308,14 @@ def _show_lines(setting: Setting, seen: Measurements, console: Console) -> Itera
 # ---- after the node has ended
 
 
-def _missing(plan: Plan, seen: Measurements) -> list[str]:
-    """Say what the profile promises and did not arrive."""
-    profile = plan.profile
+def _faults(plan: Plan, stage: Stage, exit_code: int, *, died: bool) -> list[str]:
+    """Say what went wrong, or is promised by the profile and did not arrive."""
+    if died:
+        return [f'the node ended by itself with exit code {exit_code}']
+    faults = [] if exit_code == 0 else [f'the node did not end well: exit code {exit_code}']
+    if stage.player is not None and stage.player.error is not None:
+        faults.append(str(stage.player.error))
+    seen, profile = stage.seen, plan.profile
     kinds = {task.kind: resolve(task.topic) for task in profile.tasks}
     arrived = [
         (seen.num_commands, f'no command on {resolve(profile.command.topic)}'),
@@ -322,7 +325,7 @@ def _missing(plan: Plan, seen: Measurements) -> list[str]:
         arrived.append((seen.num_text_messages, f'no text on {kinds["text"]}'))
     if 'memory' in kinds:
         arrived.append((seen.num_notes, f'no memory note on {kinds["memory"]}'))
-    return [text for count, text in arrived if count == 0]
+    return faults + [text for count, text in arrived if count == 0]
 
 
 def _conclude(
@@ -344,11 +347,11 @@ def _conclude(
     console.print(f'plot: {plot_path}', highlight=False, markup=False)
 
 
-def _judge(missing: list[str], process: NodeProcess, console: Console) -> int:
-    if not missing:
+def _judge(faults: list[str], process: NodeProcess, console: Console) -> int:
+    if not faults:
         console.print('commands, chunks, text and notes arrived, and the node ended well')
         return 0
-    for line in missing:
+    for line in faults:
         console.print(line, style='bold red', highlight=False, markup=False)
     console.print(f'the last lines of {process.log_path}:', highlight=False, markup=False)
     for line in process.log_tail(NUM_LOG_LINES):

@@ -56,10 +56,24 @@ def save_plot(
         _add_key(chunks, [chunks, tokens])
         chunks.set_xlabel('time [s]')
         chunks.set_xlim(0, max(times_s))
-        figure.suptitle(title, fontsize=13, x=0.01, ha='left', fontweight='bold')
-        commands.set_title('\n'.join(textwrap.wrap(setting, 110)), fontsize=9, loc='left', pad=26)
+        _add_title(commands, title, textwrap.wrap(setting, 120))
         figure.savefig(path, dpi=120)
         plt.close(figure)
+
+
+def _add_title(axes: Any, title: str, setting: list[str]) -> None:
+    """Title, then the setting in small print, both above the key."""
+    key_points, line_points = 24, 13
+    axes.annotate(
+        '\n'.join(setting),
+        (0, 1),
+        xytext=(0, key_points),
+        xycoords='axes fraction',
+        textcoords='offset points',
+        fontsize=9,
+    )
+    above = key_points + line_points * len(setting) + 4
+    axes.set_title(title, loc='left', pad=above, fontsize=13, fontweight='bold')
 
 
 def _draw_commands(axes: Any, times_s: list[float], samples: Sequence[Sample], due: float) -> None:

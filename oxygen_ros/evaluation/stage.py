@@ -64,11 +64,15 @@ def graph() -> Iterator[tuple[Any, Callable[[], None]]]:
     """Our own ROS node, and a function that lets its callbacks run in a thread."""
     import rclpy
     from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+    from rclpy.logging import LoggingSeverity
     from rclpy.signals import SignalHandlerOptions
 
     # Python's own handler: rclpy's would shut the graph down before the node has ended.
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node('oxygen_demo')
+    # The node hears latched and volatile instructions with two subscriptions; of each publisher
+    # one cannot match, and rclpy would warn of it.
+    node.get_logger().set_level(LoggingSeverity.ERROR)
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     stopping = threading.Event()
