@@ -6,7 +6,13 @@ this file. Messages, launch files and the node's executables come only that way.
 
 from setuptools import find_packages, setup
 
-REPLAY = ['rosbags>=0.10', 'opencv-python-headless>=4.5', 'matplotlib>=3.5', 'scikit-image>=0.22']
+REPLAY = [
+    'rosbags>=0.10',
+    'opencv-python-headless>=4.5',
+    'matplotlib>=3.5',
+    'scikit-image>=0.22',
+    'rich>=13',
+]
 SIMULATION = ['mujoco>=3.2', 'rich>=13']
 DEVELOPMENT = ['pytest>=7,<8.4', 'hypothesis>=6', 'ruff', 'mypy', 'types-PyYAML', 'transformers<5']
 

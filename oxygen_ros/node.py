@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ from oxygen_ros.msg import ActionChunk as ActionChunkMessage
 from oxygen_ros.msg import EngineStats, Note, Text
 from oxygen_ros.observation import NotReady, Observation, ObservationBuffer
 from oxygen_ros.parameters import PARAMETERS
-from oxygen_ros.profile import CameraProfile, RobotProfile, load_profile
+from oxygen_ros.profile import CameraProfile, RobotProfile, load_profile, share_folder
 from oxygen_ros.publisher import CommandPublisher
 
 COMMAND_TYPES = {
@@ -237,7 +236,7 @@ class OxygenNode(LifecycleNode):
         self.get_logger().info(f'configured for {profile.name}: commands go to {where}')
 
     def _load_profile(self) -> RobotProfile:
-        profile = load_profile(self._value('profile'), config_folder())
+        profile = load_profile(self._value('profile'), share_folder() / 'config')
         if rate := float(self._value('frame_rate_hz')):
             profile = replace(profile, frame_rate_hz=rate)
         if rate := float(self._value('command_rate_hz')):
@@ -612,16 +611,6 @@ class OxygenNode(LifecycleNode):
 
     def _value(self, name: str) -> Any:
         return self.get_parameter(name).value
-
-
-def config_folder() -> Path:
-    """Return the folder of the profiles: of the installed package, else of the source tree."""
-    from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
-
-    try:
-        return Path(get_package_share_directory('oxygen_ros')) / 'config'
-    except PackageNotFoundError:
-        return Path(__file__).resolve().parents[1] / 'config'
 
 
 def main(args: list[str] | None = None) -> int:

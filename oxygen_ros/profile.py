@@ -173,6 +173,16 @@ def load_profile(name_or_path: str, search_dir: Path) -> RobotProfile:
     return profile
 
 
+def share_folder() -> Path:
+    """Return the folder that holds config/ and resource/: as installed, else the source tree."""
+    try:
+        from ament_index_python.packages import get_package_share_directory
+
+        return Path(get_package_share_directory('oxygen_ros'))
+    except (ImportError, LookupError):  # no ROS; ament's PackageNotFoundError
+        return Path(__file__).resolve().parents[1]
+
+
 def _find(name_or_path: str, search_dir: Path) -> Path:
     is_path = '/' in name_or_path or name_or_path.endswith(('.yaml', '.yml'))
     path = Path(name_or_path).expanduser() if is_path else search_dir / f'{name_or_path}.yaml'

@@ -32,7 +32,7 @@ from oxygen_ros.evaluation.plots import save_plot
 from oxygen_ros.evaluation.recording import BagError, Recording
 from oxygen_ros.evaluation.sim_robot import PHOTOGRAPHS
 from oxygen_ros.evaluation.stage import Plan, Stage, graph, isolate_graph
-from oxygen_ros.profile import ProfileError, load_profile
+from oxygen_ros.profile import ProfileError, load_profile, share_folder
 
 SECOND_INSTRUCTION = 'put the blue cup on the plate'
 # A checkpoint of several gigabytes from a slow disk.
@@ -104,7 +104,7 @@ def _parse(args: list[str]) -> argparse.Namespace:
 
 def _plan(options: argparse.Namespace) -> Plan:
     """Choose the profile and look into the recording. Raises BagError and ProfileError."""
-    folder = config_folder()
+    folder = share_folder() / 'config'
     recording = robot = None
     argument = options.profile
     profile = load_profile(argument, folder)
@@ -132,16 +132,6 @@ def _plan(options: argparse.Namespace) -> Plan:
         seconds=options.seconds,
     )
     return Plan(profile, argument, recording, robot, setting)
-
-
-def config_folder() -> Path:
-    """Return the folder of the profiles, where the node looks for them too."""
-    from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
-
-    try:
-        return Path(get_package_share_directory('oxygen_ros')) / 'config'
-    except PackageNotFoundError:
-        return Path(__file__).resolve().parents[2] / 'config'
 
 
 def _profile_path(argument: str, folder: Path) -> Path:
