@@ -13,7 +13,7 @@ import yaml
 from oxygen_ros.profile import ProfileError, RobotProfile, load_profile
 
 CONFIG = Path(__file__).parents[1] / 'config'
-ROBOTS = ('aloha', 'droid', 'dummy', 'libero')
+ROBOTS = ('aloha', 'droid', 'dummy', 'libero', 'tabletop')
 DUMMY: dict[str, Any] = yaml.safe_load((CONFIG / 'dummy.yaml').read_text())
 
 Load = Callable[[dict[str, Any]], RobotProfile]

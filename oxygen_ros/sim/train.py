@@ -38,7 +38,7 @@ from oxygen_ros.model.transforms import (
 )
 from oxygen_ros.model.weights import random_model, save_model
 from oxygen_ros.observation import Observation
-from oxygen_ros.profile import RobotProfile, load_profile
+from oxygen_ros.profile import RobotProfile, load_profile, share_folder
 from oxygen_ros.sim.dataset import (
     Moments,
     Recorder,
@@ -58,7 +58,6 @@ from oxygen_ros.sim.world import (
     TabletopWorld,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT_EVERY = 200
 EVALUATION_SEED = 50_000
 
@@ -610,7 +609,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description='Train the tabletop model from nothing: data, training, DAgger, evaluation.',
     )
     parser.add_argument(
-        '--output', type=Path, default=ROOT / 'resource' / 'tabletop', help='the checkpoint folder'
+        '--output',
+        type=Path,
+        default=share_folder() / 'resource' / 'tabletop',
+        help='the checkpoint folder (default: where the shipped one lies)',
     )
     parser.add_argument(
         '--cache',
@@ -631,7 +633,7 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     recipe = (quick_recipe if arguments.quick else full_recipe)(arguments.seed)
-    profile = load_profile(arguments.profile, ROOT / 'config')
+    profile = load_profile(arguments.profile, share_folder() / 'config')
     train(recipe, profile, arguments.output, arguments.cache, arguments.resume)
 
 
