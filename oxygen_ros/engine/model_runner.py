@@ -17,6 +17,7 @@ from torch import Tensor
 
 from oxygen_ros.engine.sequence import Frame, Sequence
 from oxygen_ros.engine.slots import SlotLayout
+from oxygen_ros.model import packed
 from oxygen_ros.model.attention import MASKED, rotary_table
 from oxygen_ros.model.config import Pi05Config
 from oxygen_ros.model.pi05 import ExtendPlan, Pi05, causal_prefix_bias, euler_times
@@ -55,8 +56,12 @@ def load_pi05(
             f"parameter 'dtype': expected auto or one of {list(DTYPES)}, got {dtype!r}"
         )
     if checkpoint is None:
-        return random_model(config, seed=seed, device=place, dtype=DTYPES[dtype])
-    return load_model(config, checkpoint, device=place, dtype=DTYPES[dtype])
+        model = random_model(config, seed=seed, device=place, dtype=DTYPES[dtype])
+    else:
+        model = load_model(config, checkpoint, device=place, dtype=DTYPES[dtype])
+    if place.type == 'cpu' and packed.available():
+        packed.pack(model)
+    return model
 
 
 def _device(name: str) -> torch.device:
@@ -90,7 +95,7 @@ class ModelRunner:
         self.k = torch.zeros(shape, dtype=model.dtype, device=self.device)
         self.v = torch.zeros_like(self.k)
         self._last_hidden = torch.zeros(num_slots, vlm.width, dtype=model.dtype, device=self.device)
-        self._rotary = rotary_table(layout.length, vlm.head_dim, self.device)
+        self._rotary = rotary_table(layout.length, vlm.head_dim, self.device).to(model.dtype)
         with torch.inference_mode():
             times = torch.from_numpy(euler_times(num_denoise_steps)).to(self.device)
             self._modulations = model.modulations(times)

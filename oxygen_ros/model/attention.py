@@ -15,6 +15,8 @@ from torch import Tensor
 MASKED = -2.3819763e38
 """Bias of a forbidden key. Finite, as in openpi (models/gemma.py), so that a row with no visible
 key yields numbers and not NaN."""
+BLOCK_ROWS = 512
+"""Query rows of one block on a CPU."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -33,33 +35,70 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
         (..., T, N * D) in the dtype of `q`.
     """
     *lead, t, n, d = q.shape
-    kv_heads, s = k.shape[-3], k.shape[-2]
+    kv_heads = k.shape[-3]
     groups = n // kv_heads
     rows = q.unflatten(-2, (kv_heads, groups)).transpose(-4, -3)  # (..., K, T, G, D)
     rows = rows.reshape(*lead, kv_heads, t * groups, d) * d**-0.5
-    logits = torch.matmul(rows, k.transpose(-1, -2)).float()  # (..., K, T * G, S)
-    if bias is not None:
-        logits.view(*lead, kv_heads, t, groups, s).add_(bias[..., None, :, None, :])
-    weights = logits.softmax(dim=-1).to(v.dtype)
-    out = torch.matmul(weights, v).view(*lead, kv_heads, t, groups, d)
+    if q.is_cpu and not torch.is_grad_enabled():
+        out = _attend_one_by_one(rows, k, v, bias)
+    else:
+        out = _attend_batched(rows, k, v, bias)
+    out = out.view(*lead, kv_heads, t, groups, d)
     return out.transpose(-4, -3).reshape(*lead, t, n * d)
 
 
-def rotary_table(num_positions: int, head_dim: int, device: torch.device) -> Tensor:
-    """Return (num_positions, 2, D) float32: cosines and sines of every position's angles.
+def _attend_batched(rows: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """All slots and kv heads in one product: rows (..., K, T * G, D) to the same shape."""
+    logits = torch.matmul(rows, k.transpose(-1, -2))  # (..., K, T * G, S)
+    if bias is not None:
+        grouped = logits.unflatten(-2, (bias.shape[-2], -1))
+        logits = (grouped + bias[..., None, :, None, :].to(logits.dtype)).flatten(-3, -2)
+    # softmax computes in float32 inside, whatever it takes and gives.
+    return torch.matmul(logits.softmax(dim=-1), v)
 
-    Theta 10000; the two halves of D share their frequencies (rotate-half form, Gemma).
+
+def _attend_one_by_one(rows: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """The same on a CPU, slot by slot and in blocks of queries.
+
+    A batched product copies a strided view of slots first, a plain one does not; and the logits of
+    a block stay in the cache.
+    """
+    *batch, num_rows, _ = rows.shape
+    num_tokens = num_rows if bias is None else bias.shape[-2]
+    groups = num_rows // num_tokens
+    out = torch.empty_like(rows)
+    flat_rows, flat_out = rows.flatten(0, -3), out.flatten(0, -3)  # (B * K, T * G, D)
+    flat_k, flat_v = k.flatten(0, -3), v.flatten(0, -3)  # views: slots and heads are one stride
+    if bias is not None:
+        bias = bias.to(rows.dtype).unsqueeze(-3).expand(*batch, num_tokens, bias.shape[-1])
+        bias = bias.flatten(0, -3)
+    block_tokens = max(1, BLOCK_ROWS // groups)
+    for i in range(len(flat_rows)):
+        for first in range(0, num_tokens, block_tokens):
+            tokens = slice(first, first + block_tokens)
+            block = slice(first * groups, (first + block_tokens) * groups)
+            logits = torch.mm(flat_rows[i, block], flat_k[i].t())
+            if bias is not None:
+                logits.view(-1, groups, logits.shape[-1]).add_(bias[i, tokens, None])
+            torch.mm(logits.softmax(dim=-1), flat_v[i], out=flat_out[i, block])
+    return out
+
+
+def rotary_table(num_positions: int, head_dim: int, device: torch.device) -> Tensor:
+    """Return (num_positions, 2, D) float32: what `rotate` multiplies by at every position.
+
+    Cosines, and sines with the first half negated. Theta 10000; the two halves of D share their
+    frequencies (rotate-half form, Gemma).
     """
     exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     angles = torch.outer(
         torch.arange(num_positions, device=device, dtype=torch.float32), 10000.0**-exponent
     )
-    angles = torch.cat([angles, angles], dim=-1)
-    return torch.stack([angles.cos(), angles.sin()], dim=1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """Rotate heads `x` (..., T, heads, D) by `rotary` (..., T, 2, D) in the dtype of `x`."""
     cos, sin = rotary.to(x.dtype).unsqueeze(-2).unbind(-3)  # each (..., T, 1, D)
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin

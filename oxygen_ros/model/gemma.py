@@ -22,8 +22,7 @@ EPS = 1e-6
 
 def _rms(x: Tensor) -> Tensor:
     """Normalise the last axis in float32."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + EPS)
+    return functional.rms_norm(x.float(), x.shape[-1:], eps=EPS)
 
 
 class RMSNorm(nn.Module):
@@ -50,7 +49,18 @@ class AdaRMSNorm(nn.Module):
 
     def forward(self, x: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
         scale, shift, gate = modulation.chunk(3, dim=-1)
-        return (_rms(x) * (1.0 + scale) + shift).to(x.dtype), gate.to(x.dtype)
+        return torch.addcmul(shift, _rms(x), 1.0 + scale).to(x.dtype), gate.to(x.dtype)
+
+
+class GatedLinear(nn.Linear):
+    """Both input projections of Gemma's MLP: gelu(gate x) * up x; weight rows are [gate | up]."""
+
+    def __init__(self, width: int, mlp_dim: int) -> None:
+        super().__init__(width, 2 * mlp_dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = super().forward(x).chunk(2, dim=-1)
+        return functional.gelu(gate, approximate='tanh') * up
 
 
 def residual(x: Tensor, update: Tensor, gate: Tensor | None) -> Tensor:
@@ -67,11 +77,11 @@ class Block(nn.Module):
         self.head_dim = config.head_dim
         heads = config.num_heads + 2 * config.num_kv_heads
         self.attention_norm = norm(config.width)
-        # One product instead of three (and of two in the MLP): rows are [q | k | v], [gate | up].
+        # One product instead of three: rows are [q | k | v].
         self.qkv = nn.Linear(config.width, heads * config.head_dim, bias=False)
         self.out = nn.Linear(config.num_heads * config.head_dim, config.width, bias=False)
         self.mlp_norm = norm(config.width)
-        self.gate_up = nn.Linear(config.width, 2 * config.mlp_dim, bias=False)
+        self.gate_up = GatedLinear(config.width, config.mlp_dim)
         self.down = nn.Linear(config.mlp_dim, config.width, bias=False)
 
     def project(
@@ -94,8 +104,7 @@ class Block(nn.Module):
         """Finish the layer: add the attention result (..., T, N * D) to x (..., T, W)."""
         x = residual(x, self.out(attended), gate)
         normed, gate = self.mlp_norm(x, modulation)
-        gated, up = self.gate_up(normed).chunk(2, dim=-1)
-        return residual(x, self.down(functional.gelu(gated, approximate='tanh') * up), gate)
+        return residual(x, self.down(self.gate_up(normed)), gate)
 
 
 class Gemma(nn.Module):

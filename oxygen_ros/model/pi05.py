@@ -67,7 +67,9 @@ class Pi05(nn.Module):
         super().__init__()
         self.config = config
         self.vision = Siglip(config.vision, config.vlm.width)
-        self.embedding = nn.Embedding(config.vocab_size, config.vlm.width)  # also the language head
+        self.embedding = nn.Embedding(config.vocab_size, config.vlm.width)
+        # The language head is the embedding, unless a copy laid out for products stands here.
+        self.head: nn.Module | None = None
         self.vlm = Gemma(config.vlm, adaptive=False)
         self.expert = Gemma(config.expert, adaptive=True)
         self.action_in = nn.Linear(config.action_dim, config.expert.width)
@@ -209,9 +211,12 @@ class Pi05(nn.Module):
             x = block.complete(x, attended.flatten(0, 1)[plan.scatter])
         return self.vlm.norm(x)[0]
 
-    def greedy_tokens(self, hidden: Tensor) -> Tensor:
-        """Return (R,) int64, the most likely next token of each hidden row (R, W).
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return (..., vocab) raw logits of hidden rows (..., W); there is no soft-cap."""
+        if self.head is not None:
+            return self.head(hidden)
+        return functional.linear(hidden, self.embedding.weight)
 
-        The argmax of raw logits: soft-capping does not exist here and log-softmax keeps the order.
-        """
-        return functional.linear(hidden, self.embedding.weight).argmax(dim=-1)
+    def greedy_tokens(self, hidden: Tensor) -> Tensor:
+        """Return (R,) int64, the most likely next token of each hidden row (R, W)."""
+        return self.logits(hidden).argmax(dim=-1)
