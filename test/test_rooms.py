@@ -19,8 +19,14 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 TORCH = {'torch', 'torchvision', 'safetensors', 'transformers'}
 TORCH_ROOMS = ('model/', 'engine/model_runner.py', 'sim/train.py')
 RCLPY = {'rclpy', 'launch', 'launch_ros'}
-RCLPY_ROOMS = ('node.py', 'publisher.py', 'evaluation/')
-MESSAGE_ROOMS = ('node.py', 'parameters.py', 'conversions.py', 'evaluation/')
+RCLPY_ROOMS = ('node.py', 'publisher.py', 'sim/tabletop.py', 'evaluation/')
+MESSAGE_ROOMS = (
+    'node.py',
+    'parameters.py',
+    'conversions.py',
+    'sim/tabletop.py',
+    'evaluation/',
+)
 DECISIONS = ('engine/scheduler.py', 'engine/sequence.py', 'engine/slots.py', 'engine/tasks.py')
 # Openings of the engine for plain Python and GPU machines without ROS.
 WITHOUT_ROS = ('oxygen_ros.engine.engine', 'oxygen_ros.model.pi05')
