@@ -256,6 +256,7 @@ class OxygenNode(LifecycleNode):
             dtype=self._value('dtype'),
             num_slots=self._value('num_slots'),
             max_batch=self._value('max_batch'),
+            max_draft=self._value('max_draft'),
             seed=self._value('seed'),
             execution=self._value('execution'),
         )

@@ -59,6 +59,13 @@ PARAMETERS = (
     ),
     NodeParameter('max_batch', 16, 'Most sequences in one decode step.', 1, 1024),
     NodeParameter(
+        'max_draft',
+        7,
+        'Most tokens drafted from the text before per sequence and step; 0 turns drafting off.',
+        0,
+        64,
+    ),
+    NodeParameter(
         'num_denoise_steps', 0, 'Flow-matching steps per chunk; 0 takes the profile.', 0, 1000
     ),
     NodeParameter(

@@ -64,8 +64,8 @@ class Bench:
         return Sequence(self.tasks[index], frame, self.tasks[index].prompt_tokens)
 
     def step(self, *batch: Sequence) -> None:
-        for sequence, token in zip(batch, self.runner.decode(batch), strict=True):
-            sequence.append(token, NEVER)
+        for sequence, predicted in zip(batch, self.runner.decode(batch), strict=True):
+            sequence.accept(predicted, NEVER)
 
     def finish(self, *batch: Sequence) -> list[list[int]]:
         while live := [sequence for sequence in batch if sequence.live]:
@@ -122,7 +122,7 @@ def test_the_end_token_stops_where_oxygen_stops():
     bench = Bench(task(prompt=(first,), length=20), prefix_attention='causal')
     sequence = bench.sequence(bench.prefill(Variant('a'), slot=0))
     while sequence.live:
-        sequence.append(bench.runner.decode([sequence])[0], example['eos_token'])
+        sequence.accept(bench.runner.decode([sequence])[0], example['eos_token'])
     assert sequence.finish_reason == FinishReason.EOS
     # OxyGen keeps the end token as the last of its `current_step` tokens.
     kept = example['output_tokens'][: example['current_step']]
@@ -272,7 +272,7 @@ class TimedRunner:
 class Live:
     """An engine on the golden model whose clock and log the test can read."""
 
-    def __init__(self, *tasks, num_slots=6, max_batch=16, eos_id=NEVER, engine=Engine):
+    def __init__(self, *tasks, num_slots=6, max_batch=16, eos_id=NEVER, max_draft=0, engine=Engine):
         model = golden.model()
         config = model.config
         self.clock, self.log, self.chunks, self.updates = Clock(), [], [], []
@@ -280,7 +280,13 @@ class Live:
         layout = SlotLayout(config.max_prefix_len, tasks, config.action_horizon)
         real = ModelRunner(model, layout, num_slots=num_slots, num_denoise_steps=10)
         self.runner = TimedRunner(real, self.clock, self.log)
-        self.scheduler = Scheduler(tasks, num_slots=num_slots, max_batch=max_batch, eos_id=eos_id)
+        self.scheduler = Scheduler(
+            tasks,
+            num_slots=num_slots,
+            max_batch=max_batch,
+            eos_id=eos_id,
+            max_draft=max_draft,
+        )
         processor = Processor(
             image_size=56,
             camera_slots=config.camera_slots,
@@ -454,7 +460,7 @@ def test_an_end_token_frees_the_slot_at_once():
     probe = Live(task('text', length=4))
     tokens: list[int] = []  # the third of these becomes the end token
     decode = probe.runner.decode
-    probe.runner.decode = lambda batch: [tokens.append(token) or token for token in decode(batch)]
+    probe.runner.decode = lambda batch: [tokens.extend(new) or new for new in decode(batch)]
     probe.step()
     live = Live(task('text', length=40), eos_id=tokens[2])
     live.step()

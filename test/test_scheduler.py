@@ -20,8 +20,10 @@ def task(name='text', *, prompt=(5, 6), period=1, length=4, max_age_ms=1000, pri
     return LanguageTask(name, tuple(prompt), period, length, max_age_ms * MS, priority, True)
 
 
-def scheduler(*tasks, num_slots=4, max_batch=8):
-    return Scheduler(tasks, num_slots=num_slots, max_batch=max_batch, eos_id=EOS)
+def scheduler(*tasks, num_slots=4, max_batch=8, max_draft=0):
+    return Scheduler(
+        tasks, num_slots=num_slots, max_batch=max_batch, eos_id=EOS, max_draft=max_draft
+    )
 
 
 def open_and_admit(s, number, now_ns=0):
@@ -32,7 +34,7 @@ def open_and_admit(s, number, now_ns=0):
 def run_until_idle(s, token=7):
     steps = 0
     while batch := s.next_batch(0, FOREVER):
-        s.commit(batch, [token] * len(batch), duration_ns=MS)
+        s.commit(batch, [[token]] * len(batch), duration_ns=MS)
         steps += 1
         s.check_integrity()
     return steps
@@ -140,7 +142,7 @@ def test_text_and_memory_of_a_frame_share_its_slot():
 def test_a_slot_outlives_the_shorter_of_its_sequences():
     s = scheduler(task('text', length=1), task('memory', length=3))
     open_and_admit(s, 0)
-    s.commit(s.next_batch(0, FOREVER), [7, 7], MS)
+    s.commit(s.next_batch(0, FOREVER), [[7], [7]], MS)
     assert [q.task.name for q in s.live] == ['memory']
     assert s.pool.num_used == 1
     run_until_idle(s)
@@ -182,7 +184,7 @@ def test_a_size_that_cannot_work_is_refused(kwargs):
 def test_sequences_of_old_and_new_frames_stand_in_one_batch():
     s = scheduler(task(length=9))
     open_and_admit(s, 0)
-    s.commit(s.next_batch(0, FOREVER), [7], MS)
+    s.commit(s.next_batch(0, FOREVER), [[7]], MS)
     open_and_admit(s, 1)
     batch = s.next_batch(0, FOREVER)
     assert [(q.frame.number, len(q.tokens)) for q in batch] == [(0, 1), (1, 0)]
@@ -204,7 +206,7 @@ def test_no_step_is_started_that_would_end_after_the_deadline():
     s = scheduler(task(length=100))
     open_and_admit(s, 0)
     for _ in range(5):
-        s.commit(s.next_batch(0, FOREVER), [7], 10 * MS)
+        s.commit(s.next_batch(0, FOREVER), [[7]], 10 * MS)
     assert s.next_batch(now_ns=90 * MS, deadline_ns=100 * MS)
     assert not s.next_batch(now_ns=91 * MS, deadline_ns=100 * MS)
 
@@ -213,7 +215,7 @@ def test_one_slow_step_does_not_stop_decoding():
     s = scheduler(task(length=100))
     open_and_admit(s, 0)
     for duration in (10, 10, 500, 10):
-        s.commit(s.next_batch(0, FOREVER), [7], duration * MS)
+        s.commit(s.next_batch(0, FOREVER), [[7]], duration * MS)
     assert s.next_batch(now_ns=90 * MS, deadline_ns=100 * MS)
 
 
@@ -221,13 +223,13 @@ def test_a_machine_that_is_always_too_slow_still_tries_a_step_now_and_then():
     s = scheduler(task(length=100), task('memory', length=1), num_slots=4)
     open_and_admit(s, 0)
     for _ in range(5):
-        s.commit(s.next_batch(0, FOREVER)[:1], [7], 100 * MS)
+        s.commit(s.next_batch(0, FOREVER)[:1], [[7]], 100 * MS)
     tried_at = []
     for number in range(1, 20):
         s.abandon(s.open_frame(number, number, 10, 0))
         if batch := s.next_batch(now_ns=0, deadline_ns=30 * MS):
             tried_at.append(number)
-            s.commit(batch, [7] * len(batch), 100 * MS)
+            s.commit(batch, [[7]] * len(batch), 100 * MS)
         else:
             assert s.starved_frames > 0
         assert not tried_at or s.starved_frames < 10
@@ -276,7 +278,7 @@ def test_everything_admitted_ends_with_a_reason_and_all_slots_come_back():
         admitted += open_and_admit(s, number)
         if number % 3:
             batch = s.next_batch(0, FOREVER)
-            s.commit(batch, [EOS if number % 7 == 0 else 7] * len(batch), MS)
+            s.commit(batch, [[EOS if number % 7 == 0 else 7]] * len(batch), MS)
         s.check_integrity()
     run_until_idle(s)
     assert s.pool.num_used == 0

@@ -61,6 +61,10 @@ class EngineStats:
     slots_used: int = 0
     slots_total: int = 0
     starved_frames: int = 0
+    drafted: int = 0
+    """Tokens proposed from the text before."""
+    accepted: int = 0
+    """Those of them that the model would have written itself."""
 
 
 class Runner(Protocol):
@@ -71,7 +75,7 @@ class Runner(Protocol):
     def prefix_len(self, inputs: ModelInput) -> int: ...
     def prefill(self, frame: Frame, inputs: ModelInput) -> None: ...
     def denoise(self, frame: Frame, noise: np.ndarray) -> np.ndarray: ...
-    def decode(self, batch: list[Sequence]) -> list[int]: ...
+    def decode(self, batch: list[Sequence]) -> list[list[int]]: ...
     def clear(self, slot: int) -> None: ...
 
 
@@ -229,12 +233,11 @@ class Engine:
 
     def _decode_step(self, batch: list[Sequence]) -> None:
         started_ns = self._clock_ns()
-        tokens = self.runner.decode(batch)
+        predicted = self.runner.decode(batch)
         duration_ns = self._clock_ns() - started_ns
         self._decode_step_ms = duration_ns / 1e6
         self._decode_steps += 1
-        self._tokens += len(tokens)
-        self.scheduler.commit(batch, tokens, duration_ns)
+        self._tokens += self.scheduler.commit(batch, predicted, duration_ns)
         self._report([s for s in batch if s.task.stream or not s.live])
 
     def _report(self, sequences: list[Sequence]) -> None:
@@ -285,10 +288,9 @@ class Engine:
             self.scheduler.admit(frame, list(self.scheduler.tasks))
             while batch := self.scheduler.next_batch(0, NO_DEADLINE_NS):
                 started_ns = self._clock_ns()
-                tokens = self.runner.decode(batch)
-                self.scheduler.commit(batch, tokens, self._clock_ns() - started_ns)
-        self.scheduler.cancel(FinishReason.CANCELLED)
-        self.scheduler.drops.clear()
+                predicted = self.runner.decode(batch)
+                self.scheduler.commit(batch, predicted, self._clock_ns() - started_ns)
+        self.scheduler.forget()
         self.runner.num_prefills = 0
         self._reset_counters()
 
@@ -319,6 +321,8 @@ class Engine:
             slots_used=self.scheduler.pool.num_used,
             slots_total=self.scheduler.pool.num_slots,
             starved_frames=self.scheduler.starved_frames,
+            drafted=self.scheduler.num_drafted,
+            accepted=self.scheduler.num_accepted,
         )
 
     def _ms_since(self, started_ns: int) -> float:

@@ -40,6 +40,8 @@ class EngineOptions:
     num_slots: int = 8
     max_batch: int = 16
     seed: int = 0
+    max_draft: int = 7
+    """Most tokens drafted per sequence and decode step; 0 turns drafting off."""
     execution: str = 'unified'
     """'unified', or for comparison 'shared' or 'isolated' (see `baselines.py`)."""
 
@@ -78,6 +80,7 @@ def build_engine(
         num_slots=options.num_slots,
         max_batch=options.max_batch,
         eos_id=tokenizer.eos_id,
+        max_draft=options.max_draft,
     )
     leave_a_core_free()
     model = load_pi05(config, checkpoint, options.device, options.dtype, options.seed)

@@ -132,16 +132,30 @@ class ModelRunner:
         return self.model.denoise(x, self._modulations, rotary, k, v).cpu().numpy()
 
     @torch.inference_mode()
-    def decode(self, batch: SequenceOf[Sequence]) -> list[int]:
-        """Return the next token of each sequence; frames and lengths mix freely."""
-        hidden = self._last_hidden.new_empty(len(batch), self.model.config.vlm.width)
-        fresh = [i for i, sequence in enumerate(batch) if not sequence.pending]
-        ongoing = [i for i, sequence in enumerate(batch) if sequence.pending]
-        if fresh:
-            hidden[fresh] = self._last_hidden[[batch[i].frame.slot for i in fresh]]
-        if ongoing:
-            hidden[ongoing] = self._extend([batch[i] for i in ongoing])
-        return self.model.greedy_tokens(hidden).tolist()
+    def decode(self, batch: SequenceOf[Sequence]) -> list[list[int]]:
+        """Feed the pending and drafted tokens of each sequence; frames and lengths mix freely.
+
+        Returns for each sequence the token predicted behind its pending ones and behind each
+        drafted one. Of a sequence without pending tokens the prefix predicts the first.
+        """
+        feeding = [sequence for sequence in batch if sequence.fed]
+        fed = self._extend(feeding) if feeding else self._last_hidden[:0]
+        prefixes = [sequence.frame.slot for sequence in batch if not sequence.pending]
+        hidden = torch.cat([fed, self._last_hidden[prefixes]])
+
+        rows: list[int] = []  # of `hidden`, one per prediction
+        row, prefix_row = 0, len(fed)
+        for sequence in batch:
+            end = row + len(sequence.fed)
+            if sequence.pending:
+                row += len(sequence.pending) - 1  # earlier pending tokens predict what is known
+            else:
+                rows.append(prefix_row)
+                prefix_row += 1
+            rows += range(row, end)
+            row = end
+        tokens = iter(self.model.greedy_tokens(hidden[rows]).tolist())
+        return [[next(tokens) for _ in range(1 + len(sequence.draft))] for sequence in batch]
 
     def clear(self, slot: int) -> None:
         """Zero a slot. A masked key weighs 0, but 0 times NaN is NaN: numbers that went bad must
@@ -154,23 +168,21 @@ class ModelRunner:
         return self.k[:, slot, :, start:end], self.v[:, slot, :, start:end]
 
     def _extend(self, batch: SequenceOf[Sequence]) -> Tensor:
-        """Feed the pending tokens of every sequence; return (B, W), the hidden row of each last."""
-        tokens = [token for sequence in batch for token in sequence.pending]
+        """Write the K/V of all fed tokens; return (R, W), their hidden rows in batch order."""
+        tokens = [token for sequence in batch for token in sequence.fed]
         positions = [
             sequence.frame.prefix_len + sequence.num_cached + i
             for sequence in batch
-            for i in range(len(sequence.pending))
+            for i in range(len(sequence.fed))
         ]
         start, end, num_slots, plan = self._plan(batch)
-        hidden = self.model.extend(
+        return self.model.extend(
             torch.tensor(tokens, device=self.device),
             self._rotary[positions],
             self.k[:, :num_slots, :, start:end],
             self.v[:, :num_slots, :, start:end],
             plan,
         )
-        last = np.cumsum([len(sequence.pending) for sequence in batch]) - 1
-        return hidden[torch.from_numpy(last).to(self.device)]
 
     def _plan(self, batch: SequenceOf[Sequence]) -> tuple[int, int, int, ExtendPlan]:
         """Return the first and last row and the number of slots of the common view, and the plan.
@@ -180,14 +192,14 @@ class ModelRunner:
         """
         layout = self.layout
         start = layout.prefix_start(max(sequence.frame.prefix_len for sequence in batch))
-        end = max(layout.tail_start(s) + s.num_cached + len(s.pending) for s in batch)
+        end = max(layout.tail_start(s) + s.num_cached + len(s.fed) for s in batch)
         num_slots = max(sequence.frame.slot for sequence in batch) + 1
         fill = [0] * num_slots  # query rows taken so far in each slot
         slots, rows, queries = [], [], []
         for sequence in batch:
             slot = sequence.frame.slot
             first = layout.tail_start(sequence) + sequence.num_cached - start
-            for i in range(len(sequence.pending)):
+            for i in range(len(sequence.fed)):
                 slots.append(slot)
                 rows.append(first + i)
                 queries.append(fill[slot])
@@ -199,7 +211,7 @@ class ModelRunner:
         for sequence in batch:
             own = layout.tail_start(sequence) - start
             prefix = layout.prefix_start(sequence.frame.prefix_len) - start
-            for _ in sequence.pending:
+            for _ in sequence.fed:
                 visible = bias[slots[token], queries[token]]
                 visible[prefix : layout.prefix_capacity - start] = 0.0
                 visible[own : rows[token] + 1] = 0.0

@@ -10,13 +10,14 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
+from oxygen_ros.engine.drafting import DraftLength, propose
 from oxygen_ros.engine.sequence import FinishReason, Frame, Sequence
 from oxygen_ros.engine.slots import SlotPool
 from oxygen_ros.engine.tasks import LanguageTask
 
 
 class StepTimes:
-    """How long a decode step of a given batch size is expected to take.
+    """How long a decode step of a given number of rows is expected to take.
 
     The estimate is the second longest of the last few steps of that size: on the safe side, yet a
     single hiccup does not count.
@@ -27,14 +28,14 @@ class StepTimes:
     def __init__(self) -> None:
         self._recent: dict[int, deque[int]] = {}
 
-    def add(self, batch_size: int, duration_ns: int) -> None:
-        self._recent.setdefault(batch_size, deque(maxlen=self.WINDOW)).append(duration_ns)
+    def add(self, num_rows: int, duration_ns: int) -> None:
+        self._recent.setdefault(num_rows, deque(maxlen=self.WINDOW)).append(duration_ns)
 
-    def expected_ns(self, batch_size: int) -> int:
+    def expected_ns(self, num_rows: int) -> int:
         """Return the estimate for this size, else for the nearest size seen, else 0 (try it)."""
         if not self._recent:
             return 0
-        nearest = min(self._recent, key=lambda size: abs(size - batch_size))
+        nearest = min(self._recent, key=lambda size: abs(size - num_rows))
         longest = sorted(self._recent[nearest])
         return longest[-2] if len(longest) > 1 else longest[-1]
 
@@ -50,7 +51,13 @@ class Scheduler:
     is tried again: an overloaded machine writes slowly instead of never."""
 
     def __init__(
-        self, tasks: Iterable[LanguageTask], *, num_slots: int, max_batch: int, eos_id: int
+        self,
+        tasks: Iterable[LanguageTask],
+        *,
+        num_slots: int,
+        max_batch: int,
+        eos_id: int,
+        max_draft: int,
     ) -> None:
         if num_slots < 2:
             raise ValueError(
@@ -66,6 +73,9 @@ class Scheduler:
         self._max_batch = max_batch
         self._eos_id = eos_id
         self._step_times = StepTimes()
+        self._draft_lengths = {task.name: DraftLength(max_draft) for task in self.tasks}
+        self._earlier: dict[str, list[int]] = {task.name: [] for task in self.tasks}
+        self.num_drafted = self.num_accepted = 0
         self._open: Frame | None = None
         self._stepped = True
         self.starved_frames = 0
@@ -93,8 +103,10 @@ class Scheduler:
             self.drops.update(f'{task.name}_no_slot' for task in due)
             due = []
         admitted = [Sequence(task, frame, pending=task.prompt_tokens) for task in due]
-        for _ in admitted:
+        for sequence in admitted:
             self.pool.share(frame.slot)
+            sequence.earlier = self._earlier[sequence.task.name]
+            self._earlier[sequence.task.name] = sequence.tokens
         self.live += admitted
         self._close(frame)
         return admitted
@@ -121,22 +133,39 @@ class Scheduler:
         """
         batch = sorted(self.live, key=lambda s: (-s.task.priority, s.frame.number))
         batch = batch[: self._max_batch]
-        expected_ns = self._step_times.expected_ns(len(batch)) * self.PATIENCE**self.starved_frames
-        if batch and now_ns + expected_ns > deadline_ns:
+        for sequence in batch:
+            limit = min(self._draft_lengths[sequence.task.name].tokens, sequence.max_draft)
+            sequence.draft = propose(sequence.tokens, sequence.earlier, limit)
+        expected_ns = self._step_times.expected_ns(_num_rows(batch))
+        if batch and now_ns + expected_ns * self.PATIENCE**self.starved_frames > deadline_ns:
             self.starved_frames += not self._stepped
             self._stepped = True  # counted once per frame
             return []
         return batch
 
     def commit(
-        self, batch: SequenceOf[Sequence], tokens: SequenceOf[int], duration_ns: int
-    ) -> None:
-        """Append one token to each sequence of a batch and retire those that are done."""
-        self._step_times.add(len(batch), duration_ns)
+        self,
+        batch: SequenceOf[Sequence],
+        predicted: SequenceOf[SequenceOf[int]],
+        duration_ns: int,
+    ) -> int:
+        """Take the predictions of a pass (see `Sequence.accept`), retire what is done.
+
+        Returns the number of new tokens, end tokens included.
+        """
+        self._step_times.add(_num_rows(batch), duration_ns)
         self._stepped, self.starved_frames = True, 0
-        for sequence, token in zip(batch, tokens, strict=True):
-            sequence.append(token, self._eos_id)
+        num_tokens = 0
+        for sequence, tokens in zip(batch, predicted, strict=True):
+            drafted = len(sequence.draft)
+            accepted = sequence.accept(tokens, self._eos_id)
+            num_tokens += accepted + 1
+            if drafted:
+                self._draft_lengths[sequence.task.name].report(drafted, accepted)
+                self.num_drafted += drafted
+                self.num_accepted += accepted
         self._retire()
+        return num_tokens
 
     def expire(self, now_ns: int) -> list[Sequence]:
         """Give up sequences that are older than their task allows; they are counted in `drops`."""
@@ -156,6 +185,13 @@ class Scheduler:
         self._retire()
         return ended
 
+    def forget(self) -> None:
+        """Forget texts and counters of a warm-up, when all its sequences have ended."""
+        assert not self.live
+        self._earlier = {name: [] for name in self._earlier}
+        self.num_drafted = self.num_accepted = 0
+        self.drops.clear()
+
     def _retire(self) -> None:
         for sequence in self.live:
             if not sequence.live:
@@ -168,3 +204,7 @@ class Scheduler:
         if self._open is not None:
             holders[self._open.slot] += 1
         self.pool.check_integrity(dict(holders))
+
+
+def _num_rows(batch: Iterable[Sequence]) -> int:
+    return sum(max(1, len(sequence.fed)) for sequence in batch)
