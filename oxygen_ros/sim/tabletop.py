@@ -145,6 +145,8 @@ class TabletopRobot:
         self.world = world
         self.command: np.ndarray | None = None
         """(4,) first row of the newest command [rad]; None before one, and after a reset."""
+        self.braked = False
+        """With the brakes on the arm stays where it is, whatever is commanded."""
         self._node = node
         self._transport = transport
         # Reliable publishers are heard by best-effort subscriptions as well.
@@ -194,6 +196,8 @@ class TabletopRobot:
             self._images[camera].publish(message)
 
     def _on_command(self, message: Any) -> None:
+        if self.braked:
+            return
         try:
             times_s, rows = command_rows(message)
         except CommandError as error:
