@@ -11,7 +11,11 @@ import pytest
 import torch
 from golden_pi05 import GOLDEN, VARIANTS, Variant
 
-from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
+from oxygen_ros.engine.baselines import (
+    ContinuousBatchingEngine,
+    IsolatedEngine,
+    SharedEngine,
+)
 from oxygen_ros.engine.engine import (
     NO_DEADLINE_NS,
     Engine,
@@ -432,6 +436,22 @@ def test_sharing_changes_neither_actions_nor_texts(other, prefills):
     assert compared.engine.stats.prefills == prefills
     assert {len(detail) for kind, detail in compared.log if kind == 'decode'} <= {1, 2}
     compared.scheduler.check_integrity()
+
+
+def test_the_papers_method_decodes_a_fixed_number_of_steps_and_hands_the_actions_out_last():
+    tasks = (task('text', length=9), task('memory', length=7, period=2))
+    unified, paper = Live(*tasks), Live(*tasks, engine=ContinuousBatchingEngine)
+    for number in range(4):
+        for live in (unified, paper):
+            live.step(number, deadline_ns=0)
+    assert kinds(paper.log)[:8] == ['prefill', 'denoise', *['decode', 'update'] * 5][:8]
+    assert kinds(paper.log)[: kinds(paper.log).index('chunk')].count('decode') == 5
+    unified.engine.decode(NO_DEADLINE_NS)
+    for _ in range(4):
+        paper.engine.decode(NO_DEADLINE_NS)
+    assert finals(unified) == finals(paper)
+    for ours, theirs in zip(unified.chunks, paper.chunks, strict=True):
+        assert np.array_equal(ours.values, theirs.values)
 
 
 def finals(live):

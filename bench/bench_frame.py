@@ -1,0 +1,442 @@
+"""The paper's experiment on our engine: what one frame costs, setting by setting.
+
+    ./run shell python bench/bench_frame.py --preset mid --dtype bfloat16
+
+Every frame brings one new text of `--max-tokens` tokens, so in the steady state every setting
+writes that many tokens per frame; what differs is how often the model is prefilled and how many
+passes the tokens take:
+
+    isolated              a prefill for the actions and one for the text, written in the frame
+    parallel              the same, as two workers side by side (naive parallelisation)
+    shared                one prefill, the text still written inside the frame
+    continuous_batching   the paper's method: texts of several frames, a few passes each
+    unified               ours: actions first, drafted texts, passes until the tokens are out
+
+The settings take turns frame by frame in one process, so that a machine that slows down slows all
+of them. Process CPU time stands beside wall time: on a shared machine only the former repeats. The
+last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from oxygen_ros.engine.baselines import ContinuousBatchingEngine, IsolatedEngine, SharedEngine
+from oxygen_ros.engine.engine import NO_DEADLINE_NS, Engine
+from oxygen_ros.engine.model_runner import ModelRunner, load_pi05
+from oxygen_ros.engine.scheduler import Scheduler
+from oxygen_ros.engine.slots import SlotLayout
+from oxygen_ros.engine.tasks import LanguageTask
+from oxygen_ros.model.config import PRESETS, Pi05Config, preset
+from oxygen_ros.model.pi05 import Pi05
+from oxygen_ros.model.processor import Processor
+from oxygen_ros.model.prompt import ByteTokenizer
+from oxygen_ros.model.transforms import make_adapter
+from oxygen_ros.observation import Observation
+
+NEVER_NS = 10**18
+NO_EOS = -1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a robot's frame looks like, as in the paper's configurations."""
+
+    cameras: int
+    horizon: int
+    prompt_tokens: int
+    action_rate_hz: float
+
+
+WORKLOADS = {
+    'libero': Workload(cameras=2, horizon=10, prompt_tokens=24, action_rate_hz=10.0),
+    'droid': Workload(cameras=2, horizon=10, prompt_tokens=48, action_rate_hz=15.0),
+    'aloha': Workload(cameras=3, horizon=10, prompt_tokens=72, action_rate_hz=50.0),
+}
+
+
+class EqualTokensEngine(Engine):
+    """Ours, with a budget of tokens in place of a deadline, to compare at equal tokens."""
+
+    tokens_per_frame = 30
+
+    def decode(self, deadline_ns: int) -> None:
+        goal = self.stats.chunks * self.tokens_per_frame
+        while self._tokens < goal and (batch := self.scheduler.next_batch(0, NO_DEADLINE_NS)):
+            self._decode_step(batch)
+        self._update_stats()
+
+
+class ParallelEngines:
+    """An action worker and a text worker with a prefill each, side by side in two threads."""
+
+    def __init__(self, make: Callable[..., Engine]) -> None:
+        self._acting, self._writing = make(Engine, tasks=()), make(SharedEngine)
+
+    def step(self, observation: Observation, deadline_ns: int) -> None:
+        writer = threading.Thread(target=self._write, args=(observation,))
+        writer.start()
+        self._acting.step(observation, 0)
+        writer.join()
+
+    def _write(self, observation: Observation) -> None:
+        engine = self._writing
+        inputs = engine.processor.encode(observation)
+        frame = engine.scheduler.open_frame(
+            observation.frame, 0, engine.runner.prefix_len(inputs), 0
+        )
+        engine.runner.prefill(frame, inputs)
+        engine.scheduler.admit(frame, engine.scheduler.due(observation.frame))
+        engine.decode(NO_DEADLINE_NS)
+
+    @property
+    def prefills(self) -> int:
+        return self._acting.runner.num_prefills + self._writing.runner.num_prefills
+
+    @property
+    def tokens(self) -> int:
+        return self._writing.stats.tokens
+
+    @property
+    def decode_steps(self) -> int:
+        return self._writing.stats.decode_steps
+
+
+@dataclass
+class Setting:
+    """One way to run a frame, and what its frames cost."""
+
+    name: str
+    engine: Engine | ParallelEngines
+    chunk_at: list[float]
+    """Filled by the engine's chunk callback: the time of the newest chunk."""
+    wall_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    chunk_ms: list[float] = field(default_factory=list)
+    joules: list[float] = field(default_factory=list)
+    before: tuple[int, int, int] = (0, 0, 0)
+
+    def counters(self) -> tuple[int, int, int]:
+        """Prefills, tokens and decode passes so far."""
+        if isinstance(self.engine, ParallelEngines):
+            return self.engine.prefills, self.engine.tokens, self.engine.decode_steps
+        stats = self.engine.stats
+        return stats.prefills, stats.tokens, stats.decode_steps
+
+    def run(self, observation: Observation, energy: Energy, device: torch.device) -> None:
+        joules = energy.read()
+        wall, cpu = time.perf_counter(), time.process_time()
+        self.engine.step(observation, 0)
+        if device.type == 'cuda':
+            torch.cuda.synchronize(device)
+        self.wall_ms.append((time.perf_counter() - wall) * 1e3)
+        self.cpu_ms.append((time.process_time() - cpu) * 1e3)
+        self.chunk_ms.append((self.chunk_at[-1] - wall) * 1e3)
+        after = energy.read()
+        if joules is not None and after is not None:
+            self.joules.append(after - joules)
+
+
+class Energy:
+    """Joules used so far, by NVML on a GPU or RAPL on a CPU; None where neither can be read."""
+
+    RAPL = Path('/sys/class/powercap/intel-rapl:0/energy_uj')
+
+    def __init__(self, device: torch.device) -> None:
+        self._handle = None
+        if device.type == 'cuda':
+            try:
+                import pynvml
+            except ImportError:
+                return
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+            self._read = lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+
+    def read(self) -> float | None:
+        if self._handle is not None:
+            return self._read()
+        try:
+            return int(self.RAPL.read_text()) / 1e6
+        except OSError:
+            return None
+
+
+def observations(config: Pi05Config, workload: Workload, cameras: int, seed: int):
+    """Yield frames of a still scene with sensor noise, as a robot at work sees it."""
+    generator = np.random.default_rng(seed)
+    size = config.vision.image_size
+    scene = generator.integers(0, 250, (cameras, size, size, 3), dtype=np.uint8)
+    number = 0
+    while True:
+        noise = generator.integers(0, 6, scene.shape, dtype=np.uint8)
+        yield Observation(
+            frame=number,
+            stamp_ns=number,
+            time_ns=number,
+            images=dict(zip(config.camera_slots, scene + noise, strict=False)),
+            state=np.zeros(8, np.float32),
+            instruction='x' * (workload.prompt_tokens - 2),  # with BOS and the newline
+        )
+        number += 1
+
+
+def make_engine(
+    model: Pi05,
+    workload: Workload,
+    options: argparse.Namespace,
+    chunk_at: list[float],
+    kind: type[Engine],
+    *,
+    tasks: tuple[LanguageTask, ...] | None = None,
+    max_draft: int = 0,
+) -> Engine:
+    """Return an engine of its own KV memory on the shared weights, warmed up."""
+    config = model.config
+    if tasks is None:
+        tasks = (LanguageTask('text', (), 1, options.max_tokens, NEVER_NS, 0, False),)
+    num_slots = 2 + -(-options.max_tokens // options.steps_per_frame)
+    processor = Processor(
+        image_size=config.vision.image_size,
+        camera_slots=config.camera_slots,
+        max_token_len=config.max_token_len,
+        action_dim=config.action_dim,
+        action_horizon=config.action_horizon,
+        tokenizer=ByteTokenizer(),
+        prompt='plain',
+        normalization='none',
+        norm_stats=None,
+        adapter=make_adapter('identity', 8, 8),
+        delta_mask=(),
+    )
+    scheduler = Scheduler(
+        tasks, num_slots=num_slots, max_batch=64, eos_id=NO_EOS, max_draft=max_draft
+    )
+    layout = SlotLayout(config.max_prefix_len, tasks, config.action_horizon)
+    runner = ModelRunner(
+        model, layout, num_slots=num_slots, num_denoise_steps=options.denoise_steps
+    )
+    engine = kind(
+        processor,
+        scheduler,
+        runner,
+        action_period_ns=round(1e9 / workload.action_rate_hz),
+        seed=options.seed,
+        on_chunk=lambda chunk: chunk_at.append(time.perf_counter()),
+        on_text=lambda update: None,
+    )
+    if isinstance(engine, ContinuousBatchingEngine):
+        engine.steps_per_frame = options.steps_per_frame
+    if isinstance(engine, EqualTokensEngine):
+        engine.tokens_per_frame = options.max_tokens
+    return engine
+
+
+KINDS = {
+    'isolated': IsolatedEngine,
+    'shared': SharedEngine,
+    'continuous_batching': ContinuousBatchingEngine,
+    'unified': EqualTokensEngine,
+}
+SETTINGS = ('isolated', 'parallel', 'shared', 'continuous_batching', 'unified')
+
+
+def make_setting(name: str, model: Pi05, workload: Workload, options) -> Setting:
+    chunk_at: list[float] = []
+    make = functools.partial(make_engine, model, workload, options, chunk_at)
+    if name == 'parallel':
+        return Setting(name, ParallelEngines(make), chunk_at)
+    max_draft = options.max_draft if name == 'unified' else 0
+    return Setting(name, make(KINDS[name], max_draft=max_draft), chunk_at)
+
+
+def measure(settings: list[Setting], options, config: Pi05Config, workload: Workload, device):
+    """Run all settings in turns: warm-up until batches are steady, then the counted frames."""
+    cameras = options.cameras or workload.cameras
+    energy = Energy(device)
+    frames = observations(config, workload, cameras, options.seed)
+    warm_up = options.warm_up + -(-options.max_tokens // options.steps_per_frame)
+    for number in range(warm_up + options.frames):
+        if number == warm_up:
+            for setting in settings:
+                setting.before = setting.counters()
+                for series in (setting.wall_ms, setting.cpu_ms, setting.chunk_ms, setting.joules):
+                    series.clear()
+        observation = next(frames)
+        turn = number % len(settings)
+        for setting in settings[turn:] + settings[:turn]:
+            setting.run(observation, energy, device)
+        if options.verbose:
+            print(f'frame {number + 1} of {warm_up + options.frames}', file=sys.stderr)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {
+        'min': min(values),
+        'median': statistics.median(values),
+        'max': max(values),
+    }
+
+
+def result(setting: Setting, model: Pi05, workload: Workload, frames: int, command_hz: float):
+    """Return what one setting's frames cost, per frame and per token."""
+    counted = [a - b for a, b in zip(setting.counters(), setting.before, strict=True)]
+    prefills, tokens, steps = counted
+    wall, cpu = spread(setting.wall_ms), spread(setting.cpu_ms)
+    chunk_hz = 1e3 / wall['median']
+    return {
+        'frame_ms': wall,
+        'cpu_ms': cpu,
+        'chunk_latency_ms': spread(setting.chunk_ms),
+        'chunk_hz': chunk_hz,
+        'action_hz': chunk_hz * model.config.action_horizon,
+        'command_hz': command_hz,
+        'tokens_per_s': tokens / frames * chunk_hz,
+        'tokens_per_frame': tokens / frames,
+        'prefills_per_frame': prefills / frames,
+        'passes_per_frame': steps / frames,
+        'tokens_per_pass': tokens / steps if steps else 0.0,
+        'weight_bytes_per_token': language_bytes(model) * steps / tokens if tokens else 0.0,
+        'accepted_share': accepted_share(setting),
+        'joules_per_frame': spread(setting.joules) if setting.joules else None,
+    }
+
+
+def accepted_share(setting: Setting) -> float | None:
+    """Return which share of the drafted tokens was right, None without drafts."""
+    if isinstance(setting.engine, ParallelEngines) or not setting.engine.stats.drafted:
+        return None
+    return setting.engine.stats.accepted / setting.engine.stats.drafted
+
+
+def language_bytes(model: Pi05) -> int:
+    """Bytes of weights that one decode pass reads: the backbone's layers and the head."""
+    config = model.config.vlm
+    per_layer = config.width * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    per_layer += 3 * config.width * config.mlp_dim
+    elements = config.depth * per_layer + model.config.vocab_size * config.width
+    return elements * model.embedding.weight.element_size()
+
+
+def peak_memory(name: str, arguments: list[str]) -> float:
+    """Peak resident memory [MiB] of a process of its own that runs only this setting."""
+    command = [sys.executable, __file__, *arguments, '--settings', name]
+    command += ['--frames', '2', '--warm-up', '1', '--no-memory']
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])['peak_memory_mib']
+
+
+def print_table(report: dict) -> None:
+    columns = (
+        ('frame ms', lambda r: f'{r["frame_ms"]["median"]:.1f}'),
+        ('cpu ms', lambda r: f'{r["cpu_ms"]["median"]:.1f}'),
+        ('min..max', lambda r: f'{r["cpu_ms"]["min"]:.0f}..{r["cpu_ms"]["max"]:.0f}'),
+        ('chunk ms', lambda r: f'{r["chunk_latency_ms"]["median"]:.1f}'),
+        ('chunk Hz', lambda r: f'{r["chunk_hz"]:.1f}'),
+        ('action Hz', lambda r: f'{r["action_hz"]:.0f}'),
+        ('tokens/s', lambda r: f'{r["tokens_per_s"]:.0f}'),
+        ('tok/frame', lambda r: f'{r["tokens_per_frame"]:.1f}'),
+        ('prefills', lambda r: f'{r["prefills_per_frame"]:.1f}'),
+        ('passes', lambda r: f'{r["passes_per_frame"]:.1f}'),
+        ('MB/token', lambda r: f'{r["weight_bytes_per_token"] / 1e6:.1f}'),
+        ('drafts ok', lambda r: f'{r["accepted_share"]:.2f}' if r["accepted_share"] else '-'),
+        ('J/frame', lambda r: f'{r["joules_per_frame"]["median"]:.2f}' if r["joules_per_frame"] else '-'),  # noqa: E501
+        ('peak MiB', lambda r: f'{r["peak_memory_mib"]:.0f}' if 'peak_memory_mib' in r else '-'),
+    )  # fmt: skip
+    print(f'{"setting":<20}' + ''.join(f'{title:>11}' for title, _ in columns))
+    for name, row in report['settings'].items():
+        print(f'{name:<20}' + ''.join(f'{show(row):>11}' for _, show in columns))
+    for pair, ratio in report['cpu_ratios'].items():
+        print(
+            f'{pair}: {ratio["median"]:.2f}x in CPU time ({ratio["min"]:.2f}..{ratio["max"]:.2f})'
+        )
+
+
+def ratios(settings: list[Setting]) -> dict[str, dict[str, float]]:
+    """Return how much longer each other setting takes than unified, frame by frame."""
+    by_name = {setting.name: setting for setting in settings}
+    if 'unified' not in by_name:
+        return {}
+    ours = by_name.pop('unified').cpu_ms
+    return {
+        f'{name} / unified': spread([a / b for a, b in zip(other.cpu_ms, ours, strict=True)])
+        for name, other in by_name.items()
+    }
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--preset', choices=sorted(PRESETS), default='mid')
+    parser.add_argument('--workload', choices=sorted(WORKLOADS), default='libero')
+    parser.add_argument('--settings', nargs='+', choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument('--cameras', type=int, default=0, help='present ones; 0: the workload')
+    parser.add_argument('--denoise-steps', type=int, default=10)
+    parser.add_argument('--max-tokens', type=int, default=30, help='per text')
+    parser.add_argument('--steps-per-frame', type=int, default=5, help='of continuous_batching')
+    parser.add_argument('--max-draft', type=int, default=7, help='of unified')
+    parser.add_argument('--device', default='cpu')
+    parser.add_argument('--dtype', default='auto')
+    parser.add_argument('--threads', type=int, default=1)
+    parser.add_argument('--frames', type=int, default=12)
+    parser.add_argument('--warm-up', type=int, default=3, help='frames before steady batches')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--no-memory', action='store_true', help='no peak memory per setting')
+    parser.add_argument('--verbose', action='store_true')
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(arguments)
+    workload = WORKLOADS[options.workload]
+    config = preset(
+        options.preset, prefix_attention='bidirectional', action_horizon=workload.horizon
+    )
+    torch.set_num_threads(options.threads)
+    model = load_pi05(config, None, options.device, options.dtype, options.seed)
+    device = model.embedding.weight.device
+    settings = [make_setting(name, model, workload, options) for name in options.settings]
+    measure(settings, options, config, workload, device)
+    report = {
+        'options': vars(options),
+        'workload': asdict(workload),
+        'machine': {
+            'processor': platform.processor() or platform.machine(),
+            'device': torch.cuda.get_device_name(device) if device.type == 'cuda' else 'cpu',
+            'torch': torch.__version__,
+            'dtype': str(model.dtype),
+        },
+        'settings': {
+            s.name: result(s, model, workload, options.frames, workload.action_rate_hz)
+            for s in settings
+        },
+        'cpu_ratios': ratios(settings),
+        'peak_memory_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    if device.type == 'cuda':
+        report['peak_device_memory_mib'] = torch.cuda.max_memory_allocated(device) / 2**20
+    if not options.no_memory:
+        for name in options.settings:
+            report['settings'][name]['peak_memory_mib'] = peak_memory(name, arguments)
+    print_table(report)
+    print(json.dumps(report))
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])
