@@ -38,9 +38,10 @@ import torch
 
 from oxygen_ros.engine.baselines import ContinuousBatchingEngine, IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import NO_DEADLINE_NS, Engine
-from oxygen_ros.engine.model_runner import ModelRunner, load_pi05
+from oxygen_ros.engine.model_runner import load_pi05
 from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.slots import SlotLayout
+from oxygen_ros.engine.static_runner import make_runner
 from oxygen_ros.engine.tasks import LanguageTask
 from oxygen_ros.model.config import PRESETS, Pi05Config, preset
 from oxygen_ros.model.pi05 import Pi05
@@ -228,8 +229,12 @@ def make_engine(
         tasks, num_slots=num_slots, max_batch=64, eos_id=NO_EOS, max_draft=max_draft
     )
     layout = SlotLayout(config.max_prefix_len, tasks, config.action_horizon)
-    runner = ModelRunner(
-        model, layout, num_slots=num_slots, num_denoise_steps=options.denoise_steps
+    runner = make_runner(
+        model,
+        layout,
+        num_slots=num_slots,
+        num_denoise_steps=options.denoise_steps,
+        max_queries=1 + max_draft,
     )
     engine = kind(
         processor,

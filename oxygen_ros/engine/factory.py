@@ -13,9 +13,10 @@ from pathlib import Path
 from oxygen_ros.actions import ActionChunk
 from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import Engine, TextUpdate
-from oxygen_ros.engine.model_runner import ModelRunner, leave_a_core_free, load_pi05
+from oxygen_ros.engine.model_runner import leave_a_core_free, load_pi05
 from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.slots import SlotLayout
+from oxygen_ros.engine.static_runner import make_runner
 from oxygen_ros.engine.tasks import LanguageTask
 from oxygen_ros.model.config import Pi05Config, preset
 from oxygen_ros.model.processor import Processor
@@ -84,11 +85,12 @@ def build_engine(
     )
     leave_a_core_free()
     model = load_pi05(config, checkpoint, options.device, options.dtype, options.seed)
-    runner = ModelRunner(
+    runner = make_runner(
         model,
         SlotLayout(config.max_prefix_len, tasks, config.action_horizon),
         num_slots=options.num_slots,
         num_denoise_steps=profile.model.num_denoise_steps,
+        max_queries=sum(max(len(task.prompt_tokens), 1 + options.max_draft) for task in tasks),
     )
     return EXECUTIONS[options.execution](
         processor,

@@ -85,13 +85,21 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Pi05, layout: SlotLayout, *, num_slots: int, num_denoise_steps: int
+        self,
+        model: Pi05,
+        layout: SlotLayout,
+        *,
+        num_slots: int,
+        num_denoise_steps: int,
+        num_rows: int | None = None,
     ) -> None:
+        """Allocate the KV tensor; `num_rows` per slot are the layout's unless more are needed."""
         self.model = model
         self.layout = layout
         self.device = model.embedding.weight.device
         vlm = model.config.vlm
-        shape = (vlm.depth, num_slots, vlm.num_kv_heads, layout.length, vlm.head_dim)
+        rows = num_rows or layout.length
+        shape = (vlm.depth, num_slots, vlm.num_kv_heads, rows, vlm.head_dim)
         self.k = torch.zeros(shape, dtype=model.dtype, device=self.device)
         self.v = torch.zeros_like(self.k)
         self._last_hidden = torch.zeros(num_slots, vlm.width, dtype=model.dtype, device=self.device)

@@ -116,7 +116,7 @@ class Pi05(nn.Module):
             prefix: (n, W) from `embed_prefix`.
             rotary: (n, 2, D) of positions 0 .. n - 1.
             k, v: (layers, K, n, D) views, written.
-            bias: (n, n) float32 or None for a bidirectional prefix.
+            bias: (n, n) or (1, n) float32, or None if every row sees the whole prefix.
             last_only: False computes all n rows of the last layer as well.
 
         Returns:
@@ -130,7 +130,7 @@ class Pi05(nn.Module):
             v[layer].copy_(value.transpose(0, 1))
             if last_only and layer == last_layer:
                 x, q = x[-1:], q[-1:]
-                bias = None  # the last token sees the whole prefix in either form
+                bias = None if bias is None else bias[-1:]
             x = block.complete(x, attend(q, k[layer], v[layer], bias))
         return self.vlm.norm(x)[0]
 
@@ -157,7 +157,13 @@ class Pi05(nn.Module):
         return self.expert.modulations(self.condition(times))
 
     def velocity(
-        self, x: Tensor, modulation: Tensor, rotary: Tensor, k: Tensor, v: Tensor
+        self,
+        x: Tensor,
+        modulation: Tensor,
+        rotary: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Return (H, A) float32, the flow at noisy actions x (H, A) and one time.
 
@@ -165,6 +171,7 @@ class Pi05(nn.Module):
             modulation: (2 * depth + 1, 3W) from `modulations`.
             rotary: (H, 2, D) of positions n .. n + H - 1.
             k, v: (layers, K, n + H, D) views; the last H rows are scratch and are overwritten.
+            bias: (1, n + H) float32, or None if every row of the views is visible.
         """
         horizon = x.shape[0]
         hidden = self.action_in(x).to(self.dtype)
@@ -173,18 +180,25 @@ class Pi05(nn.Module):
             q, key, value, gate = block.project(hidden, rotary, before)
             k[layer, :, -horizon:].copy_(key.transpose(0, 1))
             v[layer, :, -horizon:].copy_(value.transpose(0, 1))
-            hidden = block.complete(hidden, attend(q, k[layer], v[layer]), gate, after)
+            attended = attend(q, k[layer], v[layer], bias)
+            hidden = block.complete(hidden, attended, gate, after)
         return self.action_out(self.expert.norm(hidden, modulation[-1])[0].float())
 
     def denoise(
-        self, noise: Tensor, modulations: Tensor, rotary: Tensor, k: Tensor, v: Tensor
+        self,
+        noise: Tensor,
+        modulations: Tensor,
+        rotary: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Integrate from noise (H, A) at time 1 to actions (H, A) at time 0, one Euler step per row
         of `modulations` (steps, 2 * depth + 1, 3W). Other arguments as in `velocity`."""
         step = float(np.float32(-1.0 / len(modulations)))
         x = noise
         for modulation in modulations:
-            x = x + step * self.velocity(x, modulation, rotary, k, v)
+            x = x + step * self.velocity(x, modulation, rotary, k, v, bias)
         return x
 
     # --- language -----------------------------------------------------------------------------
