@@ -118,7 +118,7 @@ class ModelRunner:
         """Write the K/V of the frame's present cameras and prompt into its slot."""
         images = torch.from_numpy(np.stack(list(inputs.images.values()))).to(self.device)
         pixels = (images.float() / 255.0 * 2.0 - 1.0).permute(0, 3, 1, 2)  # openpi: [-1, 1], CHW
-        tokens = torch.tensor(inputs.tokens, device=self.device)
+        tokens = torch.from_numpy(np.array(inputs.tokens)).to(self.device)
         n = frame.prefix_len
         bias = None
         if self.model.config.prefix_attention == 'causal':

@@ -155,7 +155,7 @@ class StaticRunner(ModelRunner):
         cameras, tokens = len(inputs.images), len(inputs.tokens)
         bucket = self._padded(tokens)
         self._pixels[cameras].copy_(torch.from_numpy(np.stack(list(inputs.images.values()))))
-        self._prompt[:tokens].copy_(torch.tensor(inputs.tokens))
+        self._prompt[:tokens].copy_(torch.from_numpy(np.array(inputs.tokens)))
         # The padding of a bucket stands on the left, so that prefix and tail stay one span.
         num_images = cameras * self.model.config.vision.tokens_per_image
         padding = bucket - tokens
