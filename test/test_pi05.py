@@ -72,6 +72,27 @@ def test_the_time_condition_is_openpis():
         assert_near(pi05.condition(times)[0], reference.io(f'adarms_cond.t{time}'), 1e-6)
 
 
+def test_modulations_of_all_denoise_times_at_once_equal_those_of_each_time():
+    pi05, times = golden.model(), torch.from_numpy(euler_times(10))
+    together = pi05.modulations(times)
+    for i, time in enumerate(times):
+        assert_near(together[i], pi05.modulations(time[None])[0], 1e-6)
+
+
+def test_all_cameras_in_one_batch_equal_one_by_one():
+    pi05, images = golden.model(), Variant('b').images
+    together = pi05.vision(images)
+    for i in range(len(images)):
+        assert_near(together[i], pi05.vision(images[i : i + 1])[0], 1e-5)
+
+
+def test_the_largest_raw_logit_is_the_most_likely_token(variant):
+    pi05 = golden.model('causal')
+    hidden = Prefilled(pi05, variant.images, variant.tokens).hidden
+    likely = pi05.logits(hidden).log_softmax(-1).argmax(-1)
+    assert torch.equal(pi05.greedy_tokens(hidden), likely)
+
+
 def test_the_velocities_are_openpis(variant):
     pi05 = golden.model()
     prefilled = Prefilled(pi05, variant.images, variant.tokens)
