@@ -179,7 +179,7 @@ def share_folder() -> Path:
         from ament_index_python.packages import get_package_share_directory
 
         return Path(get_package_share_directory('oxygen_ros'))
-    except (ImportError, LookupError):  # no ROS; ament's PackageNotFoundError
+    except (ImportError, LookupError, OSError):  # no ROS, not sourced, not built
         return Path(__file__).resolve().parents[1]
 
 

@@ -72,6 +72,9 @@ class Stage:
     auxiliary_weight: float
     joint: bool = True
     """False trains the vision tower alone."""
+    flow_weight: float = 1.0
+    num_draws: int = 3
+    """Noise draws that share one prefix."""
     on_policy_share: float = 0.0
     """Part of each batch drawn from the DAgger frames."""
 
@@ -84,20 +87,17 @@ class Recipe:
     stages: tuple[Stage, ...]
     num_episodes: int
     batch_size: int = 32
-    num_draws: int = 3
-    """Noise draws that share one prefix."""
 
 
 def full_recipe(seed: int) -> Recipe:
     return Recipe(
         seed=seed,
-        num_moments=14_000,
+        num_moments=12_000,
         num_on_policy=2_000,
         stages=(
             Stage('vision', 400, 1.5e-3, 1.0, joint=False),
-            Stage('joint', 2400, 1.5e-3, 0.5),
-            Stage('dagger-1', 900, 5e-4, 0.5, on_policy_share=0.4),
-            Stage('dagger-2', 900, 5e-4, 0.5, on_policy_share=0.5),
+            Stage('joint', 1700, 1.5e-3, 0.5, flow_weight=4.0, num_draws=4),
+            Stage('dagger-1', 750, 6e-4, 0.5, flow_weight=4.0, num_draws=4, on_policy_share=0.4),
         ),
         num_episodes=200,
     )
@@ -404,12 +404,13 @@ class Trainer:
             loss, found = self.pointer.loss(tokens, points)
             return loss, {'pointer': loss.item(), 'found': found.item()}
         size, horizon, dim = batch.actions.shape
-        draws = (size, self.recipe.num_draws)
+        draws = (size, stage.num_draws)
         noise = rng.standard_normal((*draws, horizon, dim), dtype=np.float32)
         times = 0.999 * rng.beta(1.5, 1.0, draws) + 0.001  # openpi models/pi0.py
         result = losses(self.model, batch, torch.from_numpy(noise), torch.from_numpy(times).float())
         pointer, found = self.pointer.loss(result.image_tokens, points)
-        total = result.flow + sum(result.texts) + stage.auxiliary_weight * pointer
+        total = stage.flow_weight * result.flow + sum(result.texts)
+        total = total + stage.auxiliary_weight * pointer
         numbers = {'flow': result.flow.item()}
         numbers.update({f'text{i}': text.item() for i, text in enumerate(result.texts)})
         numbers.update({'pointer': pointer.item(), 'found': found.item()})
@@ -596,8 +597,8 @@ def _training_text(recipe: Recipe) -> str:
         f'{stage.name} {stage.steps} steps at {stage.learning_rate:g}' for stage in recipe.stages
     )
     return (
-        f'AdamW, batches of {recipe.batch_size}, {recipe.num_draws} noise draws per prefix, cosine '
-        f'schedule, stages: {stages}. Loss: flow matching, plus cross-entropy of text and of note, '
+        f'AdamW, batches of {recipe.batch_size}, several noise draws per prefix, cosine schedule, '
+        f'stages: {stages}. Loss: flow matching, plus cross-entropy of text and of note, '
         f'plus a throw-away head that points at blocks and fingertip. One camera is left out of '
         f'half of the batches.'
     )
