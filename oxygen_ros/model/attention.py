@@ -58,30 +58,36 @@ def _attend_batched(rows: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> 
 
 
 def _attend_one_by_one(rows: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """The same on a CPU, slot by slot and in blocks of queries.
+    """The same on a CPU, slot by slot and head by head.
 
-    A batched product copies a strided view of slots first, a plain one does not; and the logits of
-    a block stay in the cache.
+    A batched product copies a strided view of slots first, a plain one does not.
     """
-    *batch, num_rows, _ = rows.shape
-    num_tokens = num_rows if bias is None else bias.shape[-2]
-    groups = num_rows // num_tokens
     out = torch.empty_like(rows)
-    flat_rows, flat_out = rows.flatten(0, -3), out.flatten(0, -3)  # (B * K, T * G, D)
-    flat_k, flat_v = k.flatten(0, -3), v.flatten(0, -3)  # views: slots and heads are one stride
-    if bias is not None:
-        bias = bias.to(rows.dtype).unsqueeze(-3).expand(*batch, num_tokens, bias.shape[-1])
-        bias = bias.flatten(0, -3)
-    block_tokens = max(1, BLOCK_ROWS // groups)
-    for i in range(len(flat_rows)):
-        for first in range(0, num_tokens, block_tokens):
-            tokens = slice(first, first + block_tokens)
-            block = slice(first * groups, (first + block_tokens) * groups)
-            logits = torch.mm(flat_rows[i, block], flat_k[i].t())
-            if bias is not None:
-                logits.view(-1, groups, logits.shape[-1]).add_(bias[i, tokens, None])
-            torch.mm(logits.softmax(dim=-1), flat_v[i], out=flat_out[i, block])
+    if rows.ndim > 3:  # over slots
+        for i in range(len(rows)):
+            for head in range(rows.shape[1]):
+                slot_bias = None if bias is None else bias[i]
+                _attend_in_blocks(rows[i, head], k[i, head], v[i, head], slot_bias, out[i, head])
+    else:
+        for head in range(len(rows)):
+            _attend_in_blocks(rows[head], k[head], v[head], bias, out[head])
     return out
+
+
+def _attend_in_blocks(rows: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Attend from rows (T * G, D) to keys and values (S, D), a block of rows at a time, so that
+    the logits of a block stay in the cache. bias: (T, S) or (1, S)."""
+    num_tokens = len(rows) if bias is None else len(bias)
+    groups = len(rows) // num_tokens
+    block_tokens = max(1, BLOCK_ROWS // groups)
+    keys = k.t()
+    for first in range(0, num_tokens, block_tokens):
+        block = slice(first * groups, (first + block_tokens) * groups)
+        logits = torch.mm(rows[block], keys)
+        if bias is not None:
+            tokens = bias[first : first + block_tokens, None].to(logits.dtype)
+            logits.view(-1, groups, logits.shape[-1]).add_(tokens)
+        torch.mm(logits.softmax(dim=-1), v, out=out[block])
 
 
 def rotary_table(num_positions: int, head_dim: int, device: torch.device) -> Tensor:

@@ -36,20 +36,29 @@ class RMSNorm(nn.Module):
         return (_rms(x) * (1.0 + self.weight.float())).to(x.dtype), None
 
 
+Modulation = tuple[Tensor, Tensor, Tensor]
+"""What one adaptive norm is told by the time: 1 + scale, shift (float32), gate, each (..., W)."""
+
+
+def split_modulation(raw: Tensor, dtype: torch.dtype) -> Modulation:
+    """Cut (..., 3W) of an adaptive norm's dense layer; gates act in the activations' dtype."""
+    scale, shift, gate = raw.chunk(3, dim=-1)
+    return 1.0 + scale, shift, gate.to(dtype)
+
+
 class AdaRMSNorm(nn.Module):
     """RMSNorm whose scale, shift and gate follow from the flow-matching time.
 
-    The modulation (..., 3W) = dense(cond) depends on no observation, so callers compute it once per
-    denoise time (`Pi05.modulations`) and pass the row in.
+    They depend on no observation, so callers compute them once per denoise time and pass them in.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.dense = nn.Linear(width, 3 * width)
 
-    def forward(self, x: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
-        scale, shift, gate = modulation.chunk(3, dim=-1)
-        return torch.addcmul(shift, _rms(x), 1.0 + scale).to(x.dtype), gate.to(x.dtype)
+    def forward(self, x: Tensor, modulation: Modulation) -> tuple[Tensor, Tensor]:
+        scale, shift, gate = modulation
+        return torch.addcmul(shift, _rms(x), scale).to(x.dtype), gate
 
 
 class GatedLinear(nn.Linear):
@@ -85,7 +94,7 @@ class Block(nn.Module):
         self.down = nn.Linear(config.mlp_dim, config.width, bias=False)
 
     def project(
-        self, x: Tensor, rotary: Tensor, modulation: Tensor | None = None
+        self, x: Tensor, rotary: Tensor, modulation: Modulation | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return q (..., T, N, D) and k (..., T, K, D), both rotated, v like k, and the gate."""
         normed, gate = self.attention_norm(x, modulation)
@@ -99,7 +108,7 @@ class Block(nn.Module):
         x: Tensor,
         attended: Tensor,
         gate: Tensor | None = None,
-        modulation: Tensor | None = None,
+        modulation: Modulation | None = None,
     ) -> Tensor:
         """Finish the layer: add the attention result (..., T, N * D) to x (..., T, W)."""
         x = residual(x, self.out(attended), gate)
@@ -122,7 +131,7 @@ class Gemma(nn.Module):
     def modulations(self, cond: Tensor) -> Tensor:
         """Return (..., 2 * depth + 1, 3W) float32 for conditions (..., W) of an adaptive stack.
 
-        Order: attention and MLP norm of each block, then the final norm.
+        Uncut (see `split_modulation`), attention and MLP norm of each block, then the final norm.
         """
         norms = [norm for norm in self.modules() if isinstance(norm, AdaRMSNorm)]
         return torch.stack([norm.dense(cond) for norm in norms], dim=-2)

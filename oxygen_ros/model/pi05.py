@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from oxygen_ros.model.attention import MASKED, attend
 from oxygen_ros.model.config import Pi05Config
-from oxygen_ros.model.gemma import Gemma
+from oxygen_ros.model.gemma import Gemma, Modulation, split_modulation
 from oxygen_ros.model.siglip import Siglip
 
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
@@ -149,17 +149,18 @@ class Pi05(nn.Module):
         hidden = functional.silu(self.time_in(self.time_embedding(times)))
         return functional.silu(self.time_out(hidden))
 
-    def modulations(self, times: Tensor) -> Tensor:
-        """Return (T, 2 * depth + 1, 3W) float32: scale, shift, gate of every expert norm.
+    def modulations(self, times: Tensor) -> list[list[Modulation]]:
+        """Return for each float time (T,) what every expert norm is told.
 
         They depend on the time alone, so a fixed number of denoise steps needs them once.
         """
-        return self.expert.modulations(self.condition(times))
+        raw = self.expert.modulations(self.condition(times))  # (T, 2 * depth + 1, 3W)
+        return [[split_modulation(norm, self.dtype) for norm in time] for time in raw]
 
     def velocity(
         self,
         x: Tensor,
-        modulation: Tensor,
+        modulation: list[Modulation],
         rotary: Tensor,
         k: Tensor,
         v: Tensor,
@@ -168,7 +169,7 @@ class Pi05(nn.Module):
         """Return (H, A) float32, the flow at noisy actions x (H, A) and one time.
 
         Args:
-            modulation: (2 * depth + 1, 3W) from `modulations`.
+            modulation: of one time, from `modulations`.
             rotary: (H, 2, D) of positions n .. n + H - 1.
             k, v: (layers, K, n + H, D) views; the last H rows are scratch and are overwritten.
             bias: (1, n + H) float32, or None if every row of the views is visible.
@@ -187,14 +188,16 @@ class Pi05(nn.Module):
     def denoise(
         self,
         noise: Tensor,
-        modulations: Tensor,
+        modulations: list[list[Modulation]],
         rotary: Tensor,
         k: Tensor,
         v: Tensor,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Integrate from noise (H, A) at time 1 to actions (H, A) at time 0, one Euler step per row
-        of `modulations` (steps, 2 * depth + 1, 3W). Other arguments as in `velocity`."""
+        """Integrate from noise (H, A) at time 1 to actions (H, A) at time 0.
+
+        One Euler step per entry of `modulations`; other arguments as in `velocity`.
+        """
         step = float(np.float32(-1.0 / len(modulations)))
         x = noise
         for modulation in modulations:

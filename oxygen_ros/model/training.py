@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from oxygen_ros.model.attention import MASKED, attend, rotary_table
+from oxygen_ros.model.gemma import split_modulation
 from oxygen_ros.model.pi05 import Pi05
 
 
@@ -124,8 +125,9 @@ def forward(model: Pi05, batch: TrainingBatch, noisy: Tensor, times: Tensor) -> 
 
     table = rotary_table(n + total + horizon, model.config.vlm.head_dim, device)
     rotary, expert_rotary = table[positions], table[lengths[:, None] + steps]
-    modulations = model.modulations(times.flatten()).unflatten(0, (size, num_draws))
-    modulations = modulations.repeat_interleave(horizon, dim=1)  # (B, R * H, norms, 3W)
+    raw = model.expert.modulations(model.condition(times.flatten())).unflatten(0, times.shape)
+    raw = raw.repeat_interleave(horizon, dim=1)  # (B, R * H, norms, 3W)
+    modulations = [split_modulation(norm, model.dtype) for norm in raw.unbind(2)]
     hidden = model.action_in(noisy).flatten(1, 2).to(model.dtype)
 
     for layer, (block, expert) in enumerate(zip(model.vlm, model.expert, strict=True)):
@@ -133,13 +135,13 @@ def forward(model: Pi05, batch: TrainingBatch, noisy: Tensor, times: Tensor) -> 
         k, v = key.transpose(1, 2), value.transpose(1, 2)
         x = block.complete(x, attend(q, k, v, bias))
 
-        before, after = modulations[:, :, 2 * layer], modulations[:, :, 2 * layer + 1]
+        before, after = modulations[2 * layer], modulations[2 * layer + 1]
         q, key, value, gate = expert.project(hidden, expert_rotary, before)
         k = torch.cat([k[:, :, :n], key.transpose(1, 2)], dim=2)
         v = torch.cat([v[:, :, :n], value.transpose(1, 2)], dim=2)
         hidden = expert.complete(hidden, attend(q, k, v, expert_bias), gate, after)
 
-    velocity = model.action_out(model.expert.norm(hidden, modulations[:, :, -1])[0].float())
+    velocity = model.action_out(model.expert.norm(hidden, modulations[-1])[0].float())
     rows = model.vlm.norm(x[:, n:])[0]
     logits = functional.linear(rows, model.embedding.weight)
     return Outputs(
