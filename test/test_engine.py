@@ -405,6 +405,16 @@ def test_a_newer_frame_stops_decoding_after_at_most_one_step():
     assert steps == 3
 
 
+def test_frames_that_always_wait_let_the_texts_grow_slowly():
+    live = Live(task('text', length=50))
+    live.waiting = True
+    for number in range(1, 31):
+        live.step(number)
+    assert 0 < kinds(live.log).count('decode') <= 3
+    assert live.engine.stats.starved_frames > 0
+    assert len(live.chunks) == 30
+
+
 def test_texts_cut_by_many_frames_equal_texts_written_at_leisure():
     """Cross-frame batching, deadlines and shared slots, against each frame alone."""
     hurried = Live(task('text', length=9), task('memory', length=7, period=2), num_slots=8)

@@ -151,11 +151,7 @@ class Engine:
         fails, the sequences are ended as cancelled (their K/V may be torn) and the error goes on.
         """
         try:
-            while not self._frame_waiting():
-                self._report(self.scheduler.expire(self._clock_ns()))
-                batch = self.scheduler.next_batch(self._clock_ns(), deadline_ns)
-                if not batch:
-                    break
+            while batch := self._next_batch(deadline_ns):
                 self._decode_step(batch)
         except BaseException:
             self.cancel(FinishReason.CANCELLED)
@@ -230,6 +226,12 @@ class Engine:
         """Return the float32 starting noise of the frame with this stamp, on any device alike."""
         generator = np.random.default_rng((self._seed, stamp_ns % 2**64))
         return generator.standard_normal(shape, dtype=np.float32)
+
+    def _next_batch(self, deadline_ns: int) -> list[Sequence]:
+        self._report(self.scheduler.expire(self._clock_ns()))
+        if self._frame_waiting():
+            deadline_ns = 0  # it has passed
+        return self.scheduler.next_batch(self._clock_ns(), deadline_ns)
 
     def _decode_step(self, batch: list[Sequence]) -> None:
         started_ns = self._clock_ns()

@@ -46,9 +46,9 @@ class Scheduler:
     One slot is always kept free for the next frame: text may wait for memory, actions never do.
     """
 
-    PATIENCE = 0.8
-    """Every frame without a single decode step shortens the expected step by this factor, until one
-    is tried again: an overloaded machine writes slowly instead of never."""
+    MAX_STARVED_FRAMES = 10
+    """After so many frames in a row without time for a decode step one is made all the same: an
+    overloaded machine writes slowly instead of never."""
 
     def __init__(
         self,
@@ -136,12 +136,16 @@ class Scheduler:
         for sequence in batch:
             limit = min(self._draft_lengths[sequence.task.name].tokens, sequence.max_draft)
             sequence.draft = propose(sequence.tokens, sequence.earlier, limit)
-        expected_ns = self._step_times.expected_ns(_num_rows(batch))
-        if batch and now_ns + expected_ns * self.PATIENCE**self.starved_frames > deadline_ns:
+        if batch and not self._may_step(batch, now_ns, deadline_ns):
             self.starved_frames += not self._stepped
             self._stepped = True  # counted once per frame
             return []
         return batch
+
+    def _may_step(self, batch: SequenceOf[Sequence], now_ns: int, deadline_ns: int) -> bool:
+        if self.starved_frames >= self.MAX_STARVED_FRAMES:
+            return True
+        return now_ns + self._step_times.expected_ns(_num_rows(batch)) <= deadline_ns
 
     def commit(
         self,
