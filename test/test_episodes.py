@@ -6,11 +6,14 @@ success; the trained model that ships plays the last test.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -302,6 +305,35 @@ def test_a_node_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path: Path
     assert 'Traceback' not in result.stderr
 
 
+def processes_with(text: str) -> list[str]:
+    """Command lines of running processes that contain a text."""
+    found = []
+    for path in Path('/proc').glob('[0-9]*/cmdline'):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text(errors='replace'))
+    return [line for line in found if text in line]
+
+
+def test_ctrl_c_ends_the_evaluation_and_its_node(tmp_path: Path, random_profile: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'oxygen_ros.evaluation.episodes', '--out', str(tmp_path / 'out'),
+         '--profile', str(random_profile)],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log = tmp_path / 'out' / 'node_unified.log'
+    limit_s = time.monotonic() + TIMEOUT_S
+    while not (log.is_file() and 'clock jumped' in log.read_text(errors='replace')):
+        assert process.poll() is None and time.monotonic() < limit_s
+        time.sleep(0.1)  # polling a file, no evidence
+    written = str(tmp_path / 'out' / 'profile.yaml')
+    assert len(processes_with(written)) == 1
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == episodes.INTERRUPTED
+    assert 'Traceback' not in errors
+    assert not processes_with(written)
+
+
 @pytest.mark.parametrize(
     'arguments',
     [('--episodes', '0'), ('--rows', '0'), ('--seed', '-1'), ('--limit', '100'), ('--nonsense',)],
@@ -323,6 +355,7 @@ def test_the_shipped_model_touches_the_block_it_is_told_to_and_says_what_it_sees
     result = run_command(tmp_path, '--seed', '30000', '--episodes', '10')
     assert result.returncode == 0, result.stdout + result.stderr
     run = json.loads(result.stdout.splitlines()[-1])['runs']['unified']
+    assert run['interventions'] == {} and run['clamped_rows'] == 0
     assert run['success']['hits'] >= 8
     assert run['text_exact']['rate'] >= 0.85
     assert run['note_exact']['rate'] >= 0.9

@@ -19,6 +19,7 @@ matplotlib.use('Agg')  # no window, also where there is a display
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.lines import Line2D
 from rich.table import Table
 
 Z_95 = 1.959964
@@ -99,7 +100,8 @@ class Episode:
     instruction: str
     success: bool
     success_of_random: bool
-    """Whether a block drawn without regard to the instruction counts as touched, no other hit."""
+    """Whether a block drawn without regard to the instruction counts as touched, no other hit. The
+    same as to give a random instruction and to score a fixed block: the control."""
     duration_s: float  # simulated
     chunks: tuple[np.ndarray, ...]  # (horizon, joints) each [rad]
     commands: np.ndarray  # (n, joints) [rad], as obeyed
@@ -317,31 +319,30 @@ def _draw_rates(axes: Any, runs: Sequence[Run]) -> None:
         errors = np.maximum([heights - low, high - heights], 0.0)
         axes.errorbar(x, heights, errors, fmt='none', ecolor='black', capsize=3, linewidth=1)
         for at, height, top in zip(x, heights, high, strict=True):
-            axes.text(at, top + 0.015, f'{height:.1%}', ha='center', fontsize=8)
+            axes.text(at, top + 0.015, f'{100 * height:.3g}', ha='center', fontsize=8)
     axes.axhline(1 / 3, color=GREY, linestyle=':', linewidth=1)
-    axes.text(len(names) - 0.52, 1 / 3 + 0.01, 'chance', color=GREY, fontsize=8, ha='right')
+    axes.text(-0.58, 1 / 3 + 0.01, 'chance', color=GREY, fontsize=8, ha='left')
     axes.set_xticks(range(len(names)), names)
     axes.set_ylim(0, 1.12)
-    axes.set_yticks(np.linspace(0, 1, 6), [f'{share:.0%}' for share in np.linspace(0, 1, 6)])
-    axes.set_ylabel('share, 95 % interval')
-    axes.legend(loc='upper right', bbox_to_anchor=(1, 0.98), fontsize=9)
+    axes.set_yticks(np.linspace(0, 1, 6), range(0, 101, 20))
+    axes.set_ylabel('share [%], 95 % interval')
+    axes.legend(loc='upper right', fontsize=9)
 
 
 def _draw_ages(axes: Any, runs: Sequence[Run]) -> None:
     for run in runs:
-        for values, style, what in (
-            (run.chunk_ms, '-', 'chunk'),
-            (run.ages_ms('text'), '--', 'text'),
-            (run.ages_ms('memory'), ':', 'note'),
+        color = COLORS[run.execution]
+        for values, style in (
+            (run.chunk_ms, '-'),
+            (run.ages_ms('text'), '--'),
+            (run.ages_ms('memory'), ':'),
         ):
-            if len(values):
-                shares = np.arange(1, len(values) + 1) / len(values)
-                axes.plot(np.sort(values), shares, style, color=COLORS[run.execution], label=what)
-    axes.set_xscale('log')
-    axes.xaxis.set_major_formatter('{x:g}')
+            shares = np.arange(1, len(values) + 1) / max(1, len(values))
+            axes.plot(np.sort(values), shares, style, color=color)
+    axes.set_xlim(left=0)
     axes.set_xlabel('from tick to its end, wall clock [ms]')
     axes.set_ylabel('share done by then')
     axes.set_title('live: measured on this machine', fontsize=9, loc='left')
-    handles, labels = axes.get_legend_handles_labels()
-    kinds = dict(zip(labels, handles, strict=True))
-    axes.legend(kinds.values(), kinds.keys(), loc='lower right', fontsize=9)
+    # The colours are told by the other panel.
+    lines = [Line2D([], [], color=GREY, linestyle=style) for style in ('-', '--', ':')]
+    axes.legend(lines, ('chunk', 'text', 'note'), loc='lower right', fontsize=9)

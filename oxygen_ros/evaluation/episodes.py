@@ -42,7 +42,6 @@ from oxygen_ros.sim.world import COLOURS, INSTRUCTIONS, GraphicsError, TabletopW
 
 EXECUTIONS = ('unified', 'shared', 'isolated')
 LIMIT_S = 12.0
-TEXT_TIMEOUT_S = 20.0
 NUM_LOG_LINES = 15
 LOG_WIDTH = 140
 # Without a measurement nothing leaves; that is so before the first joint states of each episode.
@@ -283,7 +282,7 @@ def play(lockstep: LockStep, play: Play, setting: Setting) -> Episode:
     while not is_over():
         looks.append(lockstep.look(play.instruction))
         commands.append(lockstep.act(is_over))
-    lockstep.finish_texts(looks, TEXT_TIMEOUT_S)
+    lockstep.finish_texts()
     return Episode(
         seed=play.seed,
         instruction=play.instruction,

@@ -145,7 +145,8 @@ def save_plot(path: Path, runs: Sequence[LoadRun], title: str, setting: str) -> 
             _draw_bars(axes, runs, values)
             axes.set_title(name, fontsize=10)
         all_axes[0].axhline(runs[0].due_hz, color=GREY, linestyle='--', linewidth=1)
-        all_axes[0].text(-0.45, runs[0].due_hz, 'due', color=GREY, fontsize=8, va='bottom')
+        all_axes[0].text(-0.55, 1.01 * runs[0].due_hz, 'due', color=GREY, fontsize=8, va='bottom')
+        all_axes[0].set_ylim(0, 1.15 * runs[0].due_hz)
         intervals = 100 * np.array([run.success.interval for run in runs])
         heights = np.array([100 * run.success.value for run in runs])
         errors = np.maximum([heights - intervals[:, 0], intervals[:, 1] - heights], 0.0)
@@ -171,9 +172,10 @@ def _draw_bars(axes: Any, runs: Sequence[LoadRun], values: list[list[float]]) ->
             axes.plot([x, x], value, color=COLORS[run.execution], linewidth=2)
             axes.plot([x - 0.15, x + 0.15], [value[1]] * 2, color=COLORS[run.execution])
             axes.annotate('p95', (x + 0.17, value[1]), fontsize=7, va='center', color=GREY)
+        # Inside the bar: above it there may be another line.
         axes.annotate(
-            f'{value[0]:.3g}', (x, value[0]), ha='center', va='bottom', fontsize=9,
-            xytext=(0, 2), textcoords='offset points',
+            f'{value[0]:.3g}', (x, 0), ha='center', va='bottom', fontsize=9, fontweight='bold',
+            color='black', xytext=(0, 4), textcoords='offset points',
         )  # fmt: skip
     axes.set_xticks(range(len(runs)), [run.execution for run in runs], rotation=20)
     axes.set_xlim(-0.6, len(runs) - 0.4)
