@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,6 +150,7 @@ class OxygenNode(LifecycleNode):
             self._configure()
         except Exception as error:
             self.get_logger().error(f'configure failed: {error}')
+            self.get_logger().debug(traceback.format_exc())
             self._tear_down()
             return TransitionCallbackReturn.FAILURE
         return super().on_configure(state)
@@ -493,6 +495,7 @@ class OxygenNode(LifecycleNode):
     def _on_engine_failure(self, error: Exception) -> None:
         self._last_failure = f'{type(error).__name__}: {error}'
         self.get_logger().error(f'engine: {self._last_failure}', throttle_duration_sec=1.0)
+        self.get_logger().debug(''.join(traceback.format_exception(error)))
 
     # --- publisher thread ---------------------------------------------------------------------
 
