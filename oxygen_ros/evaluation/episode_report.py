@@ -75,21 +75,32 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Said:
-    """One text or note that was due, and what became of it."""
+class Verdict:
+    """A text or note beside the truth of the frame that it is stamped with."""
 
     kind: str  # 'text' or 'memory'
     stamp_ns: int
     truth: str
     text: str | None  # None: never ended
-    reason: str  # '' if it never ended
-    age_ms: float  # from the tick to the end, wall clock; NaN if it never ended
-    looks_later: int  # looks taken between its own and its end
 
     @property
     def exact(self) -> bool:
         """Whether it is, letter by letter, what a perfect observer would have written."""
         return self.text == self.truth
+
+
+@dataclass(frozen=True)
+class Said(Verdict):
+    """One text or note that was due, and what became of it."""
+
+    reason: str  # '' if it never ended
+    age_ms: float  # from the tick to the end, wall clock; NaN if it never ended
+    looks_later: int  # looks taken between its own and its end
+
+
+def exact_rate(verdicts: Sequence[Verdict]) -> Rate:
+    """Return how often texts or notes equal the truth; one that never ended does not."""
+    return Rate(sum(one.exact for one in verdicts), len(verdicts))
 
 
 @dataclass(frozen=True)
@@ -141,8 +152,7 @@ class Run:
 
     def exact(self, kind: str) -> Rate:
         """Return how often texts or notes equal the truth; one that never ended does not."""
-        said = self.said(kind)
-        return Rate(sum(one.exact for one in said), len(said))
+        return exact_rate(self.said(kind))
 
     def ages_ms(self, kind: str) -> np.ndarray:
         """Return the wall time (n,) from tick to end of all that ended."""
