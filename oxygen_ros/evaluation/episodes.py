@@ -128,18 +128,23 @@ def _parse(args: list[str]) -> argparse.Namespace:
     add('--checkpoint', default='', help='folder with the weights (default: the shipped ones)')
     add('--device', default='cpu', help='auto, cpu, cuda or cuda:N (default cpu)')
     add('--rows', type=int, default=5, help='control steps (rows of a chunk) per look')
+    add(
+        '--copies',
+        type=int,
+        default=None,
+        help='of each language task on every look: more to say (default 1; with --load 4)',
+    )
     add('--limit', type=float, default=LIMIT_S, metavar='S', help='simulated seconds per episode')
     add('--lose-camera', action='append', default=[], metavar='SLOT', help='switch a camera off')
     add('--out', type=Path, default=Path('episodes_output'), help='folder of JSON, plot and logs')
     load = parser.add_argument_group('real time instead of lock-step, where sharing matters')
     load.add_argument('--load', action='store_true', help='compare executions under load')
-    load.add_argument('--frame-rate', type=float, default=10.0, metavar='HZ', help='default 10')
-    load.add_argument(
-        '--copies', type=int, default=4, help='of each language task, on every frame (default 4)'
-    )
+    load.add_argument('--frame-rate', type=float, default=15.0, metavar='HZ', help='default 15')
     options = parser.parse_args(args)
     if options.episodes is None:
         options.episodes = 10 if options.load else 100
+    if options.copies is None:
+        options.copies = 4 if options.load else 1
     if options.execution is None:
         options.execution = 'all' if options.load else 'unified'
     if options.episodes < 1 or options.limit <= 0 or options.limit > 90:
@@ -218,7 +223,10 @@ def ros_node(name: str) -> Iterator[tuple[Any, Any]]:
 def _evaluate(options: argparse.Namespace, console: Console) -> int:
     rate_hz = 10.0 / options.rows
     setting = make_setting(
-        options, lambda base, written: lockstep_profile(base, written, frame_rate_hz=rate_hz)
+        options,
+        lambda base, written: lockstep_profile(
+            base, written, frame_rate_hz=rate_hz, copies=options.copies
+        ),
     )
     world = TabletopWorld()
     try:
@@ -341,7 +349,8 @@ def _conclude(options: argparse.Namespace, setting: Setting, runs: list[Run]) ->
     """Print the table, write JSON and plot; the last line is the JSON."""
     lost = ', '.join(options.lose_camera)
     about = (
-        f'{len(setting.seeds)} episodes from seed {setting.seeds[0]}, {options.rows} rows per look'
+        f'{len(setting.seeds)} episodes from seed {setting.seeds[0]}, {options.rows} rows and '
+        f'{len(setting.profile.tasks)} texts and notes per look'
         f'{f", without {lost}" if lost else ""}; {setting.checkpoint or "random weights"}, '
         f'{setting.device}, {len(os.sched_getaffinity(0))} CPU cores'
     )
@@ -355,6 +364,7 @@ def _conclude(options: argparse.Namespace, setting: Setting, runs: list[Run]) ->
             'episodes': len(setting.seeds),
             'first_seed': setting.seeds[0],
             'rows_per_look': options.rows,
+            'tasks_per_look': len(setting.profile.tasks),
             'lost_cameras': options.lose_camera,
         },
     )

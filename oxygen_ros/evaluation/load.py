@@ -135,6 +135,7 @@ class LiveTable:
                 exact=message.text == (memory if kind == 'memory' else narration),
                 complete=message.reason in ('eos', 'length'),
                 age_ms=(time.time_ns() - stamp_ns) / 1e6,
+                later=self._chunk_stamp_ns is not None and self._chunk_stamp_ns > stamp_ns,
             )
         )
 

@@ -27,6 +27,8 @@ class SaidLive:
     complete: bool
     """False if it was given up."""
     age_ms: float  # from the stamp of what it describes to its end
+    later: bool = False
+    """Whether the chunk of a later look came before it ended: it was written across frames."""
 
 
 @dataclass
@@ -72,6 +74,12 @@ class LoadRun:
         return Rate(sum(one.exact for one in said), len(said))
 
     @property
+    def written_later(self) -> Rate:
+        """Return how many complete texts and notes were written across frames."""
+        complete = [one for one in self.said if one.complete]
+        return Rate(sum(one.later for one in complete), len(complete))
+
+    @property
     def text_ms(self) -> np.ndarray:
         """Return how old complete texts and notes were at their end (n,)."""
         return np.array([one.age_ms for one in self.said if one.complete])
@@ -89,6 +97,7 @@ def table(runs: Sequence[LoadRun], title: str) -> Table:
         ('look to chunk p50 / p95 [ms]', [pair(np.array(run.chunk_ms)) for run in runs]),
         ('age of the view that commands follow [ms]', [pair(np.array(r.ages_ms)) for r in runs]),
         ('look to end of text p50 / p95 [ms]', [pair(run.text_ms) for run in runs]),
+        ('ended after a later chunk', [f'{run.written_later.value:.0%}' for run in runs]),
         ('texts and notes per second', [f'{run.complete_per_s:.1f}' for run in runs]),
         ('text exact', [str(run.exact('text')) for run in runs]),
         ('note exact', [str(run.exact('memory')) for run in runs]),
@@ -113,6 +122,7 @@ def _as_json(run: LoadRun) -> dict[str, Any]:
         'view_age_ms': _quantiles(run.ages_ms),
         'text_age_ms': _quantiles(run.text_ms),
         'texts_per_s': run.complete_per_s,
+        'ended_after_a_later_chunk': run.written_later.as_json(),
         'text_exact': run.exact('text').as_json(),
         'note_exact': run.exact('memory').as_json(),
         'success': run.success.as_json(),

@@ -81,8 +81,10 @@ def shipped_checkpoint() -> Path:
     )
 
 
-def lockstep_profile(base: Path, written: Path, *, frame_rate_hz: float) -> RobotProfile:
-    """Write a profile for lock-step: text and note on every look, commands without haste.
+def lockstep_profile(
+    base: Path, written: Path, *, frame_rate_hz: float, copies: int = 1
+) -> RobotProfile:
+    """Write a profile for lock-step: every language task `copies` times on every look.
 
     In lock-step a whole control period passes between two commands that differ, so a step may be
     as large as the velocity limit allows in a control period: the same limit per simulated second.
@@ -95,8 +97,8 @@ def lockstep_profile(base: Path, written: Path, *, frame_rate_hz: float) -> Robo
     scaled = [scale * one for one in limit] if isinstance(limit, list) else scale * limit
     command['limits']['max_velocity'] = scaled
     command['rate_hz'] = LOCKSTEP_COMMAND_HZ
-    for task in raw.get('tasks', []):
-        task['period_frames'] = 1
+    raw['tasks'] = _repeated(raw, copies)
+    for task in raw['tasks']:
         task['max_age_s'] = UNLIMITED_S  # of the wall clock, which means nothing here
     return _write(raw, base, written)
 
@@ -107,7 +109,12 @@ def load_profile_with(
     """Write a profile that asks for more: every language task `copies` times on every frame."""
     raw = _read(base)
     raw['frame_rate_hz'] = frame_rate_hz
-    raw['tasks'] = [
+    raw['tasks'] = _repeated(raw, copies)
+    return _write(raw, base, written)
+
+
+def _repeated(raw: dict[str, Any], copies: int) -> list[dict[str, Any]]:
+    return [
         {
             **task,
             'name': f'{task["name"]}_{number}',
@@ -117,7 +124,6 @@ def load_profile_with(
         for task in raw.get('tasks', [])
         for number in range(1, copies + 1)
     ]
-    return _write(raw, base, written)
 
 
 def _read(path: Path) -> dict[str, Any]:
