@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,9 +28,10 @@ pytest.importorskip('matplotlib')
 pytest.importorskip('skimage')
 
 import cv2
+from PIL import Image
 from rich.console import Console
 
-from oxygen_ros.conversions import command_message, decode_image
+from oxygen_ros.conversions import command_message, decode_image, ns_to_stamp
 from oxygen_ros.evaluation import stage
 from oxygen_ros.evaluation.bag_profile import RecordedRobot, profile_for
 from oxygen_ros.evaluation.dashboard import (
@@ -39,6 +41,9 @@ from oxygen_ros.evaluation.dashboard import (
     printable,
     summary,
 )
+from oxygen_ros.evaluation.demo import main
+from oxygen_ros.evaluation.episode_report import Verdict
+from oxygen_ros.evaluation.film import MAX_FRAMES, MAX_GIF_BYTES, Caption, Film
 from oxygen_ros.evaluation.measurements import Measurements, Sample, resolve
 from oxygen_ros.evaluation.plots import save_plot
 from oxygen_ros.evaluation.recording import BagError, Recording, message_class
@@ -53,10 +58,21 @@ from oxygen_ros.evaluation.sim_robot import (
     photograph,
     read_command,
 )
+from oxygen_ros.evaluation.table_score import (
+    CAMERA_PERIOD_NS,
+    HOLD_S,
+    LIMIT_S,
+    UNSETTLED_NS,
+    TableScore,
+    TruthLog,
+    instructions,
+)
 from oxygen_ros.profile import CameraProfile, RobotProfile, load_profile
+from oxygen_ros.sim.world import COLOURS, TOUCH_S, named_colour
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / 'config'
+SHIPPED = ROOT / 'resource' / 'tabletop'
 SETTING = Setting(
     profile='dummy',
     preset='dummy',
@@ -298,12 +314,188 @@ def test_the_plot_is_a_picture_with_all_its_curves(
 ) -> None:
     samples = [Sample(0.2 * i, 50.0, 10 * i, stats_message(lateness_max_ms=max_ms)) for i in (1, 2)]
     path = tmp_path / 'demo.png'
-    save_plot(path, samples, title='t', setting='s', due_hz=50.0, instruction_changes_s=changes_s)
+    save_plot(
+        path,
+        samples,
+        title='t',
+        setting='s',
+        due_hz=50.0,
+        instruction_changes_s=changes_s,
+        touches_s=changes_s,
+    )
     picture = cv2.imread(str(path))
     assert picture is not None
     assert min(picture.shape[:2]) > 500
     blue = np.all(np.abs(picture.astype(int) - (0xB2, 0x72, 0x00)) < 8, axis=-1)
     assert blue.sum() > 100  # the measured rate and p50
+
+
+# ---- the score at the table
+
+
+def said(stamp_ns: int, text: str, reason: str = 'eos') -> Any:
+    header = message_class('std_msgs/msg/Header')(stamp=ns_to_stamp(stamp_ns))
+    return message_class('oxygen_ros/msg/Note')(header=header, text=text, reason=reason)
+
+
+@pytest.fixture
+def score() -> TableScore:
+    """One that was told long ago to go to the blue block, and knows the truth of two moments."""
+    made = TableScore()
+    made.instruct('blue', 'go to the blue block', 2.0)
+    for kind in made.truths:
+        made.truths[kind].put(1_000, f'{kind} at 1')
+        made.truths[kind].put(1_000 + CAMERA_PERIOD_NS, f'{kind} at 2')
+    return made
+
+
+def test_all_blocks_come_in_turn_and_never_one_twice_in_a_row() -> None:
+    for seed in range(20):
+        source = instructions(seed)
+        named = [next(source) for _ in range(30)]
+        assert all(named_colour(instruction) == colour for colour, instruction in named)
+        colours = [colour for colour, _ in named]
+        assert all(set(colours[i : i + 3]) == set(COLOURS) for i in range(0, 30, 3))
+        assert all(one != next_one for one, next_one in pairwise(colours))
+
+
+def test_the_order_depends_on_the_seed_alone() -> None:
+    orders = [[next(source) for _ in range(9)] for source in map(instructions, (1, 1, 2))]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_only_the_named_block_counts_and_only_if_there_was_time_to_touch_it(
+    score: TableScore,
+) -> None:
+    score.touch(['blue'], 2.0 + 0.9 * TOUCH_S)  # told of the instruction before
+    score.touch(['red', 'green'], 4.0)
+    assert score.touches_s == []
+    score.touch(['red', 'blue'], 5.0)
+    score.touch(['blue'], 6.0)
+    assert score.touches_s == [5.0]
+    assert score.attempts[0].took_s == 3.0
+
+
+def test_an_instruction_is_over_when_touched_and_held_or_when_its_time_is_up(
+    score: TableScore,
+) -> None:
+    attempt = score.attempts[0]
+    assert not attempt.is_over(2.0 + 0.99 * LIMIT_S)
+    assert attempt.is_over(2.0 + LIMIT_S)
+    score.touch(['blue'], 5.0)
+    assert not attempt.is_over(5.0 + 0.9 * HOLD_S)
+    assert attempt.is_over(5.0 + HOLD_S)
+
+
+def test_an_instruction_under_way_is_neither_fulfilled_nor_missed(score: TableScore) -> None:
+    assert score.finished(3.0) == []
+    assert score.finished(2.0 + LIMIT_S) == score.attempts
+    score.instruct('red', 'touch the red block', 13.0)
+    assert score.finished(14.0) == score.attempts[:1]
+
+
+@pytest.mark.parametrize(
+    ('stamp_ns', 'expected'),
+    [(100, 'a'), (101, 'b'), (300, 'b'), (299 - 50, None), (301, None)],
+)
+def test_a_truth_belongs_to_the_picture_before_it_and_to_no_earlier_one(
+    stamp_ns: int, expected: str | None
+) -> None:
+    log = TruthLog(50 if expected is None else 1_000)
+    log.put(100, 'a')
+    log.put(300, 'b')
+    assert log.find(stamp_ns) == expected
+
+
+@pytest.mark.parametrize('kind', ['text', 'memory'])
+def test_what_is_said_live_is_compared_with_the_truth_at_its_stamp(
+    kind: str, score: TableScore
+) -> None:
+    right = score.hear(said(900, f'{kind} at 1'), kind)
+    wrong = score.hear(said(1_100, f'{kind} at 1'), kind)
+    assert right is not None and right.exact
+    assert wrong is not None and not wrong.exact and wrong.truth == f'{kind} at 2'
+    assert (score.exact(kind).hits, score.exact(kind).total) == (1, 2)
+    assert score.num_not_compared == 0
+
+
+def test_what_was_given_up_is_not_compared(score: TableScore) -> None:
+    assert score.hear(said(900, 'text', 'cancelled'), 'text') is None
+    assert score.exact('text').total == 0
+
+
+def test_a_text_without_a_truth_or_from_between_two_instructions_is_not_compared(
+    score: TableScore,
+) -> None:
+    assert score.hear(said(5_000 + CAMERA_PERIOD_NS, 'too late'), 'text') is None
+    score.instruct('red', 'touch the red block', 5.0)
+    now_ns = time.time_ns()
+    for kind in score.truths:
+        score.truths[kind].put(now_ns, kind)
+        score.truths[kind].put(now_ns + 2 * UNSETTLED_NS, kind)
+    assert score.hear(said(now_ns, 'text'), 'text') is None
+    assert score.num_not_compared == 2
+    assert score.hear(said(now_ns, 'memory'), 'memory') is not None  # blocks do not move
+    assert score.hear(said(now_ns + 2 * UNSETTLED_NS, 'text'), 'text') is not None
+
+
+def test_the_score_is_shown_live_in_a_line_and_at_the_end(score: TableScore) -> None:
+    score.touch(['blue'], 5.5)
+    score.instruct('red', 'touch the [red] block', 7.0)
+    score.hear(said(900, 'text at 1'), 'text')
+    score.hear(said(900, 'a lie'), 'memory')
+    for view in (live_view(SETTING, seen(), score), summary(SETTING, seen(), score)):
+        text = rendered(view)
+        assert '1 of 1' in text and '0 of 1' in text and '3.5 s' in text
+    assert 'the newest is right' in rendered(live_view(SETTING, seen(), score))
+    assert 'wrong: memory at 1' in rendered(live_view(SETTING, seen(), score))
+    line = plain_line(SETTING, seen(), score)
+    assert 'touched 1/1  text right 1 of 1  notes right 0 of 1' in line
+
+
+# ---- the film
+
+
+def shade(level: int) -> np.ndarray:
+    return np.full((96, 96, 3), level, np.uint8)
+
+
+def test_a_text_is_put_below_the_picture_that_it_is_about(tmp_path: Path) -> None:
+    film = Film()
+    for number in range(5):
+        film.add(100 * number, shade(50 * number), Caption(0.1 * number, 'go', touched=False))
+    film.say(Verdict('memory', 100, 'note', 'note'))
+    film.say(Verdict('text', 250, 'truth', 'a lie'))  # stamped by another camera
+    (moment,) = film._moments
+    assert moment.stamp_ns == 200
+    assert moment.text is not None and moment.text.text == 'a lie'
+    assert moment.note is not None and moment.note.exact
+    film.save(tmp_path / 'sheet.png', tmp_path / 'film.gif')
+    sheet = np.array(Image.open(tmp_path / 'sheet.png').convert('RGB'))
+    assert (sheet == 100).all(axis=-1).mean() > 0.3  # that picture, and no other one
+    assert not (sheet == 200).all(axis=-1).any()
+
+
+def test_a_film_plays_at_the_pace_of_the_run_and_stays_small(tmp_path: Path) -> None:
+    film, rng = Film(), np.random.default_rng(0)
+    for number in range(300):
+        noise = rng.integers(256, size=(96, 96, 3), dtype=np.uint8)  # cannot be compressed
+        film.add(number, noise, Caption(0.1 * number, 'go', touched=number > 200))
+    assert film.save(tmp_path / 'sheet.png', tmp_path / 'film.gif') == [tmp_path / 'film.gif']
+    assert (tmp_path / 'film.gif').stat().st_size <= MAX_GIF_BYTES
+    with Image.open(tmp_path / 'film.gif') as gif:
+        assert gif.n_frames > 4
+        assert gif.n_frames * gif.info['duration'] == pytest.approx(30_000, rel=0.2)
+
+
+def test_a_long_run_is_kept_evenly_and_not_whole() -> None:
+    film = Film()
+    for number in range(10 * MAX_FRAMES):
+        film.add(number, shade(0), Caption(0.1 * number, 'go', touched=False))
+    stamps = [shot.stamp_ns for shot in film._frames]
+    assert MAX_FRAMES / 2 <= len(stamps) <= MAX_FRAMES
+    assert len(set(np.diff(stamps))) == 1
+    assert stamps[0] == 0 and stamps[-1] > 9.9 * MAX_FRAMES
 
 
 # ---- the graph
@@ -357,6 +549,9 @@ def demo(*arguments: str | Path, out: Path) -> tuple[int, str]:
     return process.returncode, output
 
 
+PHOTOGRAPHS_WORLD = ('--world', 'photographs')
+
+
 @contextmanager
 def started(*arguments: str | Path, out: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, '-m', 'oxygen_ros.evaluation.demo', '--out', str(out)]
@@ -406,13 +601,70 @@ def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
 def test_photographs_and_the_simulated_robot_make_the_node_act_talk_and_remember(
     tmp_path: Path,
 ) -> None:
-    code, output = demo('--seconds', '6', out=tmp_path)
+    code, output = demo(*PHOTOGRAPHS_WORLD, '--seconds', '6', out=tmp_path)
     assert code == 0, output
     assert 'the text is noise' in output
     assert 'commands, chunks, text and notes arrived, and the node ended well' in output
     assert 'cleared_instruction 1' in output  # the instruction changed half way
     assert (tmp_path / 'demo.png').stat().st_size > 10_000
     assert 'inactive' in (tmp_path / 'node.log').read_text()  # it ended in its safe behaviour
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHIPPED.is_dir(), reason='no trained weights in resource/tabletop')
+def test_at_the_table_the_shipped_model_does_what_it_is_told_and_says_so(tmp_path: Path) -> None:
+    code, output = demo('--seconds', '20', out=tmp_path)
+    assert code == 0, output
+    assert 'instructions were fulfilled' in output
+    exact = re.findall(r'(text|notes) exact *│ (\d+) of (\d+)', output)
+    assert [kind for kind, _, _ in exact] == ['text', 'notes']
+    assert all(int(hits) > int(total) / 2 for _, hits, total in exact), output
+    sheet = cv2.imread(str(tmp_path / 'contact_sheet.png'))
+    assert sheet is not None and min(sheet.shape[:2]) > 500 and sheet.std() > 20
+    with Image.open(tmp_path / 'demo.gif') as gif:
+        assert gif.n_frames > 20
+    assert 10_000 < (tmp_path / 'demo.gif').stat().st_size <= MAX_GIF_BYTES
+
+
+def test_without_graphics_the_demo_names_the_package_and_another_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv('MUJOCO_GL', 'no such backend')
+    # Weights are not looked at before the table stands.
+    random = (CONFIG / 'tabletop.yaml').read_text()
+    profile = tmp_path / 'random.yaml'
+    profile.write_text(
+        random.replace('preset: tabletop', 'preset: tabletop\n  random_weights: true')
+    )
+    code, output = demo('--profile', profile, out=tmp_path)
+    assert code == 1
+    assert len(output.splitlines()) == 1
+    assert 'apt install libosmesa6' in output
+    assert '--world photographs' in output
+
+
+def test_a_profile_of_another_robot_is_refused_at_the_table(tmp_path: Path) -> None:
+    code, output = demo('--profile', 'aloha', out=tmp_path)
+    assert code == 1
+    assert output.startswith('oxygen_demo: aloha: joints.')
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        ['--bag', 'some', '--world', 'tabletop'],
+        ['--seed', '-1'],
+        ['--seconds', '0'],
+        ['--rate', '2'],
+    ],
+)
+def test_arguments_that_make_no_sense_together_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -446,7 +698,7 @@ def test_a_recording_that_cannot_be_used_ends_the_demo_in_one_line(
 def test_a_bad_profile_ends_the_demo_with_the_reason(tmp_path: Path) -> None:
     bad = tmp_path / 'bad.yaml'
     bad.write_text((CONFIG / 'dummy.yaml').read_text().replace('frame_rate_hz: 10.0', ''))
-    code, output = demo('--profile', bad, out=tmp_path)
+    code, output = demo(*PHOTOGRAPHS_WORLD, '--profile', bad, out=tmp_path)
     assert code == 1
     assert 'frame_rate_hz' in output
     assert 'Traceback' not in output
@@ -454,7 +706,7 @@ def test_a_bad_profile_ends_the_demo_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_node_that_cannot_start_ends_the_demo_with_what_the_node_said(tmp_path: Path) -> None:
-    code, output = demo('--checkpoint', tmp_path / 'no_weights', out=tmp_path)
+    code, output = demo(*PHOTOGRAPHS_WORLD, '--checkpoint', tmp_path / 'no_weights', out=tmp_path)
     assert code == 1
     assert 'the node ended by itself with exit code 1' in output
     assert 'configure failed' in output
@@ -462,7 +714,7 @@ def test_a_node_that_cannot_start_ends_the_demo_with_what_the_node_said(tmp_path
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_demo_and_its_node(tmp_path: Path) -> None:
-    with started('--seconds', '600', out=tmp_path) as process:
+    with started(*PHOTOGRAPHS_WORLD, '--seconds', '600', out=tmp_path) as process:
         read = wait_for_line(process, ' Hz')
         assert is_running(node_of(read))
         process.send_signal(signal.SIGINT)
@@ -474,7 +726,7 @@ def test_ctrl_c_ends_the_demo_and_its_node(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_demo_that_is_killed_outright_takes_its_node_along(tmp_path: Path) -> None:
-    with started('--seconds', '600', out=tmp_path) as process:
+    with started(*PHOTOGRAPHS_WORLD, '--seconds', '600', out=tmp_path) as process:
         node = node_of(wait_for_line(process, 'is ready'))
         assert is_running(node)
         process.kill()

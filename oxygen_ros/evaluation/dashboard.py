@@ -16,8 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from oxygen_ros.evaluation.measurements import Measurements
+from oxygen_ros.evaluation.table_score import Attempt, TableScore
 
 MAX_TEXT_CHARS = 240
+MAX_ATTEMPTS = 6
+KINDS = {'text': 'text', 'memory': 'notes'}
+"""Kinds of language tasks, and what people call their output."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,13 @@ def printable(text: str) -> str:
     )
 
 
-def live_view(setting: Setting, seen: Measurements) -> RenderableType:
+def live_view(
+    setting: Setting, seen: Measurements, score: TableScore | None = None
+) -> RenderableType:
     """Everything at a glance; as high at the end as at the start, so that nothing jumps."""
     language = [_text_panel(seen), _notes_panel(seen)]
+    if score is not None:
+        language.append(_score_panel(seen, score))
     if setting.about_text:
         language.insert(0, Text(setting.about_text, style='yellow'))
     return Panel(
@@ -75,7 +83,7 @@ def live_view(setting: Setting, seen: Measurements) -> RenderableType:
     )
 
 
-def plain_line(setting: Setting, seen: Measurements) -> str:
+def plain_line(setting: Setting, seen: Measurements, score: TableScore | None = None) -> str:
     """The same in one line, for logs."""
     stats = seen.stats
     if stats is None:
@@ -85,16 +93,22 @@ def plain_line(setting: Setting, seen: Measurements) -> str:
         f'late p99 {stats.lateness_p99_ms:.1f} ms  misses {stats.misses}  '
         f'chunks {stats.chunk_hz:.1f} Hz  {stats.tokens_per_s:.0f} tokens/s  '
         f'texts {seen.num_texts}  notes {seen.num_notes}  drops {stats.drops}'
+        f'{"" if score is None else "  " + _score_in_short(seen, score)}'
     )
 
 
-def summary(setting: Setting, seen: Measurements) -> RenderableType:
+def summary(
+    setting: Setting, seen: Measurements, score: TableScore | None = None
+) -> RenderableType:
     """The numbers over the whole run, of which there is at least one sample."""
     table = Table(show_header=False)
     table.add_column(style='cyan', no_wrap=True)
     table.add_column()
-    for name, value in summary_rows(setting, seen):
-        table.add_row(name, value)
+    rows = summary_rows(setting, seen)
+    if score is not None:
+        rows += score_rows(seen, score)
+    for name, value in rows:
+        table.add_row(name, printable(value))
     return Group(Text(f'Summary: {setting.title}', style='bold'), table)
 
 
@@ -123,6 +137,20 @@ def summary_rows(setting: Setting, seen: Measurements) -> list[tuple[str, str]]:
         ),
         ('drops', _drops(stats)),
     ]
+
+
+def score_rows(seen: Measurements, score: TableScore) -> list[tuple[str, str]]:
+    """What the table itself says of the run."""
+    finished = score.finished(seen.elapsed_s)
+    rows = [('instructions', f'{len(score.touches_s)} of {len(finished)} fulfilled')]
+    rows += [('', _attempt(attempt)) for attempt in finished]
+    rows += [
+        (f'{name} exact', f'{_hits(score, kind)}, as the table sees its picture')
+        for kind, name in KINDS.items()
+    ]
+    if score.num_not_compared:
+        rows.append(('not compared', f'{score.num_not_compared}, of a moment between two tasks'))
+    return rows
 
 
 # ---- pieces
@@ -210,7 +238,50 @@ def _notes_panel(seen: Measurements) -> RenderableType:
     return Panel(Group(*lines), title=f'notes ({seen.num_notes} so far)', title_align='left')
 
 
-def _labelled(label: str, value: str, style: str) -> RenderableType:
+def _score_panel(seen: Measurements, score: TableScore) -> RenderableType:
+    finished = score.finished(seen.elapsed_s)
+    told = ', '.join(_in_short(attempt) for attempt in finished[-MAX_ATTEMPTS:])
+    lines = [
+        _labelled('touched', f'{len(score.touches_s)} of {len(finished)}   {told}', 'bold'),
+        *(_verdict_line(name, kind, score) for kind, name in KINDS.items()),
+    ]
+    return Panel(Group(*lines), title='what the table says', title_align='left')
+
+
+def _verdict_line(name: str, kind: str, score: TableScore) -> RenderableType:
+    if not score.said[kind]:
+        return _labelled(name, 'none compared yet', 'dim')
+    verdict = score.said[kind][-1]
+    text = _labelled(name, f'{_hits(score, kind)} exact   ', '')
+    if verdict.exact:
+        return text.append('the newest is right', style='green')
+    return text.append(f'the newest is wrong: {_shortened(verdict.truth)}', style='red')
+
+
+def _score_in_short(seen: Measurements, score: TableScore) -> str:
+    instruction = f'“{printable(seen.instruction)}”'
+    touched = f'touched {len(score.touches_s)}/{len(score.finished(seen.elapsed_s))}'
+    rates = '  '.join(f'{name} right {_hits(score, kind)}' for kind, name in KINDS.items())
+    return f'{touched}  {rates}  {instruction}'
+
+
+def _hits(score: TableScore, kind: str) -> str:
+    rate = score.exact(kind)
+    return f'{rate.hits} of {rate.total}'
+
+
+def _in_short(attempt: Attempt) -> str:
+    took_s = attempt.took_s
+    return f'{attempt.colour} {"not" if took_s is None else f"{took_s:.1f} s"}'
+
+
+def _attempt(attempt: Attempt) -> str:
+    took_s = attempt.took_s
+    told = 'not fulfilled' if took_s is None else f'touched after {took_s:.1f} s'
+    return f'{attempt.began_s:5.1f} s  {attempt.instruction}: {told}'
+
+
+def _labelled(label: str, value: str, style: str) -> Text:
     return Text.assemble((f'{label:<13}', 'cyan'), (value, style))
 
 

@@ -1,6 +1,6 @@
-"""NodeProcess: the oxygen node in a process of its own, started, watched and always ended.
+"""NodeProcess: a ROS node of ours in a process of its own, started, watched and always ended.
 
-Owns the process and its log. Knows nothing of topics; `demo.py` calls it.
+Owns the process and its log. Knows nothing of topics; the demo and the evaluations call it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class NodeProcess:
-    def __init__(self, parameters: Mapping[str, str | bool], log_path: Path) -> None:
-        """Start it, with these ROS parameters, everything it prints going to `log_path`."""
-        command = [sys.executable, '-m', 'oxygen_ros.node', '--ros-args']
+    def __init__(
+        self,
+        parameters: Mapping[str, str | bool | int],
+        log_path: Path,
+        module: str = 'oxygen_ros.node',
+    ) -> None:
+        """Start a module, with these ROS parameters, everything it prints going to `log_path`."""
+        command = [sys.executable, '-m', module, '--ros-args']
         for name, value in parameters.items():
             # ROS reads the value as YAML, and JSON is YAML with nothing left to guess.
             command += ['-p', f'{name}:={json.dumps(value)}']

@@ -30,6 +30,7 @@ def save_plot(
     setting: str,
     due_hz: float,
     instruction_changes_s: Sequence[float],
+    touches_s: Sequence[float],
 ) -> None:
     """Draw at least one sample; `setting` says what was measured on what."""
     style: Any = {
@@ -49,7 +50,8 @@ def save_plot(
         _draw_lateness(lateness, times_s, samples)
         tokens = _draw_rates(chunks, times_s, samples)
         for axes in (commands, lateness, tokens):
-            _mark_changes(axes, instruction_changes_s)
+            _mark(axes, instruction_changes_s, 'new instruction', color=GREY, linestyle=':')
+            _mark(axes, touches_s, 'block touched', color=GREEN, linestyle='--')
         # One key per plot, above it, so that no curve runs through it.
         for axes in (commands, lateness):
             _add_key(axes, [axes])
@@ -117,10 +119,9 @@ def _draw_rates(axes: Any, times_s: list[float], samples: Sequence[Sample]) -> A
     return right
 
 
-def _mark_changes(axes: Any, changes_s: Sequence[float]) -> None:
-    for number, change_s in enumerate(changes_s):
-        label = 'new instruction' if number == 0 else None
-        axes.axvline(change_s, color=GREY, linewidth=1, linestyle=':', label=label)
+def _mark(axes: Any, times_s: Sequence[float], label: str, **style: str) -> None:
+    for number, time_s in enumerate(times_s):
+        axes.axvline(time_s, linewidth=1, label=None if number else label, **style)
 
 
 def _add_key(axes: Any, sources: Sequence[Any]) -> None:
