@@ -96,7 +96,7 @@ def full_recipe(seed: int) -> Recipe:
         num_on_policy=2_000,
         stages=(
             Stage('vision', 400, 1.5e-3, 1.0, joint=False),
-            Stage('joint', 1700, 1.5e-3, 0.5, flow_weight=4.0, num_draws=4),
+            Stage('joint', 1400, 1.5e-3, 0.5, flow_weight=4.0, num_draws=4),
             Stage('dagger-1', 750, 6e-4, 0.5, flow_weight=4.0, num_draws=4, on_policy_share=0.4),
         ),
         num_episodes=200,
@@ -309,7 +309,8 @@ def new_model(config: Pi05Config, tokenizer: Tokenizer, images: np.ndarray, seed
     """Return an untrained model whose first steps are short ones.
 
     Fan-in scaled weights; patches that start at zero mean and unit deviation over `images`
-    (n, S, S, 3); open gates in the action expert; numbers whose embeddings vary smoothly.
+    (n, S, S, 3); open gates in the action expert, whatever the time; numbers whose embeddings
+    vary smoothly.
     """
     model = random_model(config, seed=seed, device=torch.device('cpu'), dtype=torch.float32)
     model.requires_grad_(True)
@@ -320,6 +321,10 @@ def new_model(config: Pi05Config, tokenizer: Tokenizer, images: np.ndarray, seed
         model.vision.patch.weight /= deviation[:, None, None, None]
         model.vision.patch.bias = nn.Parameter(-mean / deviation)
         for name, parameter in model.expert.named_parameters():
+            # Random weights here would let the fastest sinusoids of the time, which are noise to a
+            # beginner, shake every norm.
+            if name.endswith('dense.weight'):
+                parameter.zero_()
             if name.endswith('dense.bias'):
                 parameter[-config.expert.width :] = 1.0
         half = config.vlm.width // 2
