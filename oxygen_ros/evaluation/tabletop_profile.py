@@ -92,11 +92,12 @@ def lockstep_profile(
     raw = _read(base)
     raw['frame_rate_hz'] = frame_rate_hz
     command = raw['command']
+    if command['interface'] != 'joint_trajectory':  # whose messages are long, and dear
+        command['rate_hz'] = LOCKSTEP_COMMAND_HZ
     limit = command['limits']['max_velocity']
-    scale = LOCKSTEP_COMMAND_HZ / CONTROL_HZ
+    scale = command['rate_hz'] / CONTROL_HZ
     scaled = [scale * one for one in limit] if isinstance(limit, list) else scale * limit
     command['limits']['max_velocity'] = scaled
-    command['rate_hz'] = LOCKSTEP_COMMAND_HZ
     raw['tasks'] = _repeated(raw, copies)
     for task in raw['tasks']:
         task['max_age_s'] = UNLIMITED_S  # of the wall clock, which means nothing here
