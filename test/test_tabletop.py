@@ -54,11 +54,10 @@ COMMAND_TYPES = {
 class Table:
     """The world in a process of its own, and what a policy has of it: topics and services."""
 
-    def __init__(self, graph: Any, **parameters: Any) -> None:
-        self.graph, self.node = graph, graph.node
+    def __init__(self, graph: Any, process: subprocess.Popen[str], **parameters: Any) -> None:
+        self.graph, self.node, self.process = graph, graph.node, process
         self.interface = parameters.get('command_interface', 'forward_command')
         self.heard: dict[str, list[Any]] = {}
-        self.process = start(**parameters)
         transport = parameters.get('transport', 'raw')
         kind = CompressedImage if transport == 'compressed' else Image
         for camera in ('base', 'side'):
@@ -101,6 +100,14 @@ class Table:
     def positions(self) -> np.ndarray:
         return np.array(self.heard['joints'][-1].position)
 
+    def forget(self) -> None:
+        """Take down the publishers, so that the next table has this name to itself."""
+        self.node.destroy_publisher(self.commands)
+        self.node.destroy_publisher(self.instructions)
+
+    def time_ns(self) -> int:
+        return stamp_to_ns(self.heard['joints'][-1].header.stamp)
+
 
 def start(environment: dict[str, str] | None = None, **parameters: Any) -> subprocess.Popen[str]:
     arguments = [part for name, value in parameters.items() for part in ('-p', f'{name}:={value}')]
@@ -115,16 +122,16 @@ def start(environment: dict[str, str] | None = None, **parameters: Any) -> subpr
 
 @pytest.fixture
 def tables(graph: Any) -> Iterator[Callable[..., Table]]:
-    made: list[Table] = []
+    processes: list[subprocess.Popen[str]] = []
 
     def make(**parameters: Any) -> Table:
-        made.append(Table(graph, **parameters))
-        return made[-1]
+        processes.append(start(**parameters))
+        return Table(graph, processes[-1], **parameters)
 
     yield make
-    for table in made:
-        table.process.kill()
-        table.process.communicate()
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope='module')
@@ -291,26 +298,40 @@ def test_a_mode_that_does_not_exist_is_refused_by_name() -> None:
 # ---- stepped
 
 
-def play_expert(
-    table: Table, profile: RobotProfile, seed: int, colour: str
-) -> tuple[list[np.ndarray], list[int]]:
-    """Let the scripted expert play through the graph; return joints and times of each step."""
+def reset_when_obeyed(table: Table, profile: RobotProfile) -> int:
+    """Lay the table anew once it certainly hears commands; return the seed."""
+    before = table.positions()
+    while np.abs(table.positions() - before).max() < 0.01:
+        table.command(profile, before + 0.1)
+        step(table)
+    return int(table.call('reset').removeprefix('seed '))
+
+
+def step(table: Table) -> None:
+    before_ns, told = table.time_ns(), len(table.heard['touched'])
+    table.call('step')
+    table.until(
+        lambda: table.time_ns() > before_ns and len(table.heard['touched']) > told,
+        'what the step has changed',
+    )
+
+
+def play_expert(table: Table, profile: RobotProfile, colour: str) -> np.ndarray:
+    """Let the scripted expert play through the graph; return the joints after each step (n, 4)."""
+    seed = reset_when_obeyed(table, profile)
     world = TabletopWorld()  # the expert is no policy: it is told where the blocks lie
     world.reset(seed)
-    blocks = world.blocks[COLOURS.index(colour)][np.newaxis]
+    table.until(lambda: np.allclose(table.positions(), world.joint_positions()), 'the reset')
+    block = world.blocks[COLOURS.index(colour)][np.newaxis]
     world.close()
-    joints, times_ns = [table.positions()], []
-    for _ in range(100):
-        row = expert_chunk(joints[-1], blocks, 1)[0, 0]
-        table.command(profile, row)
-        before = len(table.heard['joints'])
-        table.call('step')
-        table.until(lambda count=before: len(table.heard['joints']) > count, 'joint states')
+    joints, began_ns = [table.positions()], table.time_ns()
+    while table.heard['touched'][-1].data != colour:
+        assert len(joints) < 100, 'not touched within 10 s'
+        table.command(profile, expert_chunk(joints[-1], block, 1)[0, 0])
+        step(table)
         joints.append(table.positions())
-        times_ns.append(stamp_to_ns(table.heard['joints'][-1].header.stamp))
-        if colour in table.heard['touched'][-1].data:
-            break
-    return joints, times_ns
+    assert table.time_ns() - began_ns == 100_000_000 * (len(joints) - 1)
+    return np.array(joints)
 
 
 def test_the_scripted_expert_touches_the_block_through_the_graph_alike_every_time(
@@ -319,13 +340,10 @@ def test_the_scripted_expert_touches_the_block_through_the_graph_alike_every_tim
     played = []
     for _ in range(2):
         table = tables(mode='stepped', seed=3)
-        table.instructions.publish(String(data='touch the green block'))
-        joints, times_ns = play_expert(table, profile, 3, 'green')
-        assert table.heard['touched'][-1].data == 'green'
-        assert set(np.diff(times_ns)) == {100_000_000}
-        played.append(joints)
+        played.append(play_expert(table, profile, 'green'))
         table.process.send_signal(signal.SIGINT)
         assert table.process.wait(TIMEOUT_S) == 0
+        table.forget()
     assert len(played[0]) > 15
     assert np.array_equal(played[0], played[1])
 

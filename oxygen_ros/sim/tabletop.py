@@ -59,7 +59,8 @@ MAX_CATCH_UP_S = 0.2
 """After a longer stall the world has stood still meanwhile, rather than leap."""
 STEPPED_START_NS = 1_000_000_000
 """Simulated time begins here: 0 would mean that there is no time yet."""
-CLOCK_REPEAT_S = 0.1
+REPEAT_S = 0.1
+"""A world that stands still says so: who joins late must hear where time and arm are."""
 
 
 class CommandError(ValueError):
@@ -310,7 +311,7 @@ class TabletopNode(Node):
         if self._stepped:
             self._time = self.create_publisher(ClockMessage, '/clock', 10)
             self.create_service(Trigger, '~/step', self._on_step)
-            self.create_timer(CLOCK_REPEAT_S, self._publish_clock, clock=steady)
+            self.create_timer(REPEAT_S, self._publish_standing, clock=steady)
             self._publish_all()
         else:
             self._lived_s = time.monotonic()
@@ -346,13 +347,13 @@ class TabletopNode(Node):
         response.success, response.message = True, f'time {self._now_ns / 1e9:.1f} s'
         return response
 
-    def _publish_clock(self) -> None:
+    def _publish_standing(self) -> None:
+        # The time first: what is stamped with a moment that has not come yet is not believed.
         self._time.publish(ClockMessage(clock=ns_to_stamp(self._now_ns)))
+        self.robot.publish_joints(self._now_ns)
 
     def _publish_all(self) -> None:
-        # The time first: a picture of a moment that has not come yet is not believed.
-        self._publish_clock()
-        self.robot.publish_joints(self._now_ns)
+        self._publish_standing()
         self.robot.publish_images(self._now_ns)
         self._publish_truth()
 
