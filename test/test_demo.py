@@ -432,11 +432,11 @@ def test_a_text_without_a_truth_or_from_between_two_instructions_is_not_compared
     now_ns = time.time_ns()
     for kind in score.truths:
         score.truths[kind].put(now_ns, kind)
-        score.truths[kind].put(now_ns + 2 * UNSETTLED_NS, kind)
+        score.truths[kind].put(now_ns + 2 * UNSETTLED_NS[1], kind)
     assert score.hear(said(now_ns, 'text'), 'text') is None
     assert score.num_not_compared == 2
     assert score.hear(said(now_ns, 'memory'), 'memory') is not None  # blocks do not move
-    assert score.hear(said(now_ns + 2 * UNSETTLED_NS, 'text'), 'text') is not None
+    assert score.hear(said(now_ns + 2 * UNSETTLED_NS[1], 'text'), 'text') is not None
 
 
 def test_the_score_is_shown_live_in_a_line_and_at_the_end(score: TableScore) -> None:
@@ -444,12 +444,16 @@ def test_the_score_is_shown_live_in_a_line_and_at_the_end(score: TableScore) -> 
     score.instruct('red', 'touch the [red] block', 7.0)
     score.hear(said(900, 'text at 1'), 'text')
     score.hear(said(900, 'a lie'), 'memory')
-    for view in (live_view(SETTING, seen(), score), summary(SETTING, seen(), score)):
-        text = rendered(view)
-        assert '1 of 1' in text and '0 of 1' in text and '3.5 s' in text
-    assert 'the newest is right' in rendered(live_view(SETTING, seen(), score))
-    assert 'wrong: memory at 1' in rendered(live_view(SETTING, seen(), score))
-    line = plain_line(SETTING, seen(), score)
+    text = message_class('oxygen_ros/msg/Text')(text='text at 1')
+    note = message_class('oxygen_ros/msg/Note')(text='a lie')
+    now = seen(text=text, notes=[note])
+    live = rendered(live_view(SETTING, now, score))
+    for view in (live, rendered(summary(SETTING, now, score))):
+        assert '1 of 1' in view and '0 of 1' in view and '3.5 s' in view
+    assert '1 of 1 exact, the newest is right' in live
+    assert '0 of 1 exact, the newest is wrong, truth: memory at 1' in live
+    assert len(live.splitlines()) < 24  # the height of an ordinary terminal
+    line = plain_line(SETTING, now, score)
     assert 'touched 1/1  text right 1 of 1  notes right 0 of 1' in line
 
 

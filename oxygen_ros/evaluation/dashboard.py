@@ -64,9 +64,9 @@ def live_view(
     setting: Setting, seen: Measurements, score: TableScore | None = None
 ) -> RenderableType:
     """Everything at a glance; as high at the end as at the start, so that nothing jumps."""
-    language = [_text_panel(seen), _notes_panel(seen)]
+    language = [_text_panel(seen, score), _notes_panel(seen, score)]
     if score is not None:
-        language.append(_score_panel(seen, score))
+        language.insert(0, _touched(seen, score))
     if setting.about_text:
         language.insert(0, Text(setting.about_text, style='yellow'))
     return Panel(
@@ -217,45 +217,46 @@ def _drops(stats: Any) -> str:
     return ', '.join(f'{printable(reason)} {count}' for reason, count in reasons) or 'none'
 
 
-def _text_panel(seen: Measurements) -> RenderableType:
+def _text_panel(seen: Measurements, score: TableScore | None) -> RenderableType:
     text = seen.text
     if text is None:
-        return Panel(Text('nothing yet', style='dim'), title='text', title_align='left')
+        return _panel(Text('nothing yet', style='dim'), 'text')
     ending = f'ended: {text.reason}' if text.final else 'streaming'
     body = Text(_shortened(text.text), style='' if text.final else 'green')
     title = f'text of frame {text.frame}, {text.num_tokens} tokens, {ending}'
-    return Panel(body, title=title, title_align='left')
+    return _panel(body, title, _verdict('text', score))
 
 
-def _notes_panel(seen: Measurements) -> RenderableType:
+def _notes_panel(seen: Measurements, score: TableScore | None) -> RenderableType:
     notes = list(seen.notes)
     if not notes:
-        return Panel(Text('nothing yet', style='dim'), title='notes', title_align='left')
+        return _panel(Text('nothing yet', style='dim'), 'notes')
     lines = [
         Text.assemble((f'frame {note.frame}: ', 'dim'), _shortened(note.text))
         for note in reversed(notes)
     ]
-    return Panel(Group(*lines), title=f'notes ({seen.num_notes} so far)', title_align='left')
+    return _panel(Group(*lines), f'notes ({seen.num_notes} so far)', _verdict('memory', score))
 
 
-def _score_panel(seen: Measurements, score: TableScore) -> RenderableType:
+def _panel(body: RenderableType, title: str, verdict: Text | None = None) -> RenderableType:
+    return Panel(body, title=title, title_align='left', subtitle=verdict, subtitle_align='left')
+
+
+def _touched(seen: Measurements, score: TableScore) -> RenderableType:
     finished = score.finished(seen.elapsed_s)
     told = ', '.join(_in_short(attempt) for attempt in finished[-MAX_ATTEMPTS:])
-    lines = [
-        _labelled('touched', f'{len(score.touches_s)} of {len(finished)}   {told}', 'bold'),
-        *(_verdict_line(name, kind, score) for kind, name in KINDS.items()),
-    ]
-    return Panel(Group(*lines), title='what the table says', title_align='left')
+    return _labelled('touched', f'{len(score.touches_s)} of {len(finished)}   {told}', 'bold')
 
 
-def _verdict_line(name: str, kind: str, score: TableScore) -> RenderableType:
-    if not score.said[kind]:
-        return _labelled(name, 'none compared yet', 'dim')
-    verdict = score.said[kind][-1]
-    text = _labelled(name, f'{_hits(score, kind)} exact   ', '')
-    if verdict.exact:
-        return text.append('the newest is right', style='green')
-    return text.append(f'the newest is wrong: {_shortened(verdict.truth)}', style='red')
+def _verdict(kind: str, score: TableScore | None) -> Text | None:
+    """What the table says of the newest one, and of all so far."""
+    if score is None or not score.said[kind]:
+        return None
+    newest = score.said[kind][-1]
+    told = f'{_hits(score, kind)} exact, the newest is'
+    if newest.exact:
+        return Text(f'{told} right', style='green')
+    return Text(f'{told} wrong, truth: {_shortened(newest.truth)}', style='red')
 
 
 def _score_in_short(seen: Measurements, score: TableScore) -> str:

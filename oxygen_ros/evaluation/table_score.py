@@ -24,8 +24,8 @@ LIMIT_S = 10.0
 """An instruction that was not fulfilled by then makes room for the next one."""
 HOLD_S = 1.2
 """So long the finger stays on a block, so that the text can say so."""
-UNSETTLED_NS = 300_000_000
-"""A frame this close to a new instruction may have been taken under either of the two."""
+UNSETTLED_NS = (-300_000_000, 100_000_000)
+"""A picture so long before or after a new instruction may have been looked at under either one."""
 CAMERA_PERIOD_NS = 1_000_000_000 // CONTROL_HZ
 
 
@@ -122,7 +122,8 @@ class TableScore:
             return None
         stamp_ns = stamp_to_ns(message.header.stamp)
         truth = self.truths[kind].find(stamp_ns)
-        unsettled = kind == 'text' and abs(stamp_ns - self._instructed_ns) < UNSETTLED_NS
+        low_ns, high_ns = UNSETTLED_NS
+        unsettled = kind == 'text' and low_ns < stamp_ns - self._instructed_ns < high_ns
         if truth is None or unsettled:
             self.num_not_compared += 1
             return None
