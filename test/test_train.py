@@ -124,7 +124,7 @@ def test_batches_lose_a_camera_now_and_then(
     drawn = [batches.draw(stage, np.random.default_rng(i)) for i in range(40)]
     seen = {
         (batch.images.shape[1], float(points[0, 0, 0, 0]) in moments.points[:, 0, 0, 0])
-        for batch, points in drawn
+        for batch, points, _ in drawn
     }
     assert seen == {(2, True), (1, True), (1, False)}  # both, base alone, side alone
 

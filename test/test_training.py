@@ -138,6 +138,8 @@ def test_the_training_pass_equals_the_serving_path(
         trained = forward(model, training_batch(config, kept), noisy, times)
     for i, sample in enumerate(kept):
         served = Served(model, sample)
+        last = served.runner._last_hidden[served.frame.slot]
+        torch.testing.assert_close(trained.prefix_rows[i], last, **TOLERANCE)
         for draw in range(shape[1]):
             expected = served.velocity(noisy[i, draw], float(times[i, draw]))
             torch.testing.assert_close(trained.velocity[i, draw], expected, **TOLERANCE)

@@ -47,15 +47,17 @@ class Outputs:
     velocity: Tensor  # (B, R, H, A)
     logits: tuple[Tensor, ...]  # (B, T, vocabulary) of each language task
     image_tokens: Tensor  # (B, C, tokens, W), as they enter the backbone
+    prefix_rows: Tensor  # (B, W), the final hidden row of each prefix's last token
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Scalars, and the image tokens for an auxiliary loss."""
+    """Scalars, and what auxiliary losses read: see `Outputs`."""
 
     flow: Tensor
     texts: tuple[Tensor, ...]
     image_tokens: Tensor
+    prefix_rows: Tensor
 
 
 def _bias(visible: Tensor) -> Tensor:
@@ -148,6 +150,7 @@ def forward(model: Pi05, batch: TrainingBatch, noisy: Tensor, times: Tensor) -> 
         velocity.unflatten(1, (num_draws, horizon)),
         logits.split([tokens.shape[1] for tokens in suffixes], dim=1),
         image_tokens,
+        model.vlm.norm(x[torch.arange(size, device=device), lengths - 1])[0],
     )
 
 
@@ -165,4 +168,4 @@ def losses(model: Pi05, batch: TrainingBatch, noise: Tensor, times: Tensor) -> L
         functional.cross_entropy(logits[text.counted].float(), text.targets[text.counted])
         for text, logits in zip(batch.texts, outputs.logits, strict=True)
     )
-    return Losses(flow, texts, outputs.image_tokens)
+    return Losses(flow, texts, outputs.image_tokens, outputs.prefix_rows)

@@ -55,6 +55,7 @@ from oxygen_ros.sim.world import (
     COLOURS,
     IMAGE_SIZE,
     INSTRUCTIONS,
+    JOINTS,
     TabletopWorld,
 )
 
@@ -96,8 +97,8 @@ def full_recipe(seed: int) -> Recipe:
         num_on_policy=2_000,
         stages=(
             Stage('vision', 400, 1.5e-3, 1.0, joint=False),
-            Stage('joint', 1400, 1.5e-3, 0.5, flow_weight=4.0, num_draws=4),
-            Stage('dagger-1', 750, 6e-4, 0.5, flow_weight=4.0, num_draws=4, on_policy_share=0.4),
+            Stage('joint', 1500, 1.5e-3, 0.5, flow_weight=4.0, num_draws=4),
+            Stage('dagger-1', 800, 6e-4, 0.5, flow_weight=4.0, num_draws=4, on_policy_share=0.4),
         ),
         num_episodes=200,
     )
@@ -225,11 +226,11 @@ class Batches:
         self._recipe = recipe
         self._parts = [part for part in (moments, on_policy) if part is not None]
 
-    def draw(self, stage: Stage, rng: np.random.Generator) -> tuple[TrainingBatch, Tensor]:
-        """Return a batch, and (B, C, 4, 2) where the blocks and the tip are in its pictures."""
+    def draw(self, stage: Stage, rng: np.random.Generator) -> tuple[TrainingBatch, Tensor, Tensor]:
+        """Return a batch, the blocks and tip in its pictures (B, C, 4, 2), states (B, 4)."""
         cameras = self.CAMERA_CHOICES[rng.integers(len(self.CAMERA_CHOICES))]
         samples = [self._sample(stage, rng, cameras) for _ in range(self._recipe.batch_size)]
-        images, prompts, actions, texts, points = zip(*samples, strict=True)
+        images, prompts, actions, texts, points, states = zip(*samples, strict=True)
         pixels = torch.from_numpy(np.stack(images)).permute(0, 1, 4, 2, 3).float() / 127.5 - 1.0
         # Light and colour balance of no two cameras are alike.
         gain = torch.from_numpy(rng.normal(1.0, 0.05, (*pixels.shape[:3], 1, 1)))
@@ -246,7 +247,7 @@ class Batches:
                 for i, (_, prompt) in enumerate(self._tasks)
             ),
         )
-        return batch, torch.from_numpy(np.stack(points))
+        return batch, torch.from_numpy(np.stack(points)), torch.from_numpy(np.stack(states)).float()
 
     def _sample(self, stage: Stage, rng: np.random.Generator, cameras: Sequence[int]) -> tuple:
         part = self._parts[-1 if rng.random() < stage.on_policy_share else 0]
@@ -270,6 +271,7 @@ class Batches:
             encode_actions(self._processor, part.chunks[i, colour], state),
             [encode(str(truth[kind])) for kind, _ in self._tasks],
             part.points[i, list(cameras)],
+            self._processor.padded_state(observation)[: len(JOINTS)],
         )
 
 
@@ -305,6 +307,25 @@ class Pointer(nn.Module):
         return position + 4.0 * within, found
 
 
+class Coach(nn.Module):
+    """Throw-away head: what are the joints, and what should they do, said in one linear layer?
+
+    It reads the last token of the prefix, so the backbone learns to read the state out of its bins
+    and to combine it with what it sees. Does for a beginner what π0.5's backbone gets from
+    predicting discrete action tokens (arXiv 2504.16054, section IV).
+    """
+
+    def __init__(self, width: int, horizon: int, num_joints: int) -> None:
+        super().__init__()
+        self.read = nn.Linear(width, (1 + horizon) * num_joints)
+        self.num_joints = num_joints
+
+    def loss(self, prefix_rows: Tensor, states: Tensor, actions: Tensor) -> Tensor:
+        """Return the squared error for states (B, joints) and actions (B, H, joints or more)."""
+        targets = torch.cat([states[:, None], actions[..., : self.num_joints]], dim=1)
+        return functional.mse_loss(self.read(prefix_rows), targets.flatten(1))
+
+
 def new_model(config: Pi05Config, tokenizer: Tokenizer, images: np.ndarray, seed: int) -> Pi05:
     """Return an untrained model whose first steps are short ones.
 
@@ -328,7 +349,7 @@ def new_model(config: Pi05Config, tokenizer: Tokenizer, images: np.ndarray, seed
             if name.endswith('dense.bias'):
                 parameter[-config.expert.width :] = 1.0
         half = config.vlm.width // 2
-        cycles = 0.25 * 128 ** (torch.arange(half) / (half - 1))
+        cycles = 0.25 * 32 ** (torch.arange(half) / (half - 1))
         for number in range(256):
             ids = tokenizer.encode(str(number))
             assert len(ids) == 1, f'the number {number} is not one token'
@@ -347,6 +368,7 @@ class Trainer:
         torch.manual_seed(recipe.seed)
         self.model = model
         self.pointer = Pointer(config.vlm.width, len(COLOURS) + 1, side)
+        self.coach = Coach(config.vlm.width, config.action_horizon, len(JOINTS))
         self.recipe = recipe
         self.stage_index = 0
         self.step = 0
@@ -362,6 +384,7 @@ class Trainer:
         saved = torch.load(self._checkpoint, weights_only=True)
         self.model.load_state_dict(saved['model'])
         self.pointer.load_state_dict(saved['pointer'])
+        self.coach.load_state_dict(saved['coach'])
         self.stage_index, self.step, self.cpu_s = saved['stage'], saved['step'], saved['cpu_s']
         self._optimizer.load_state_dict(saved['optimizer'])
         return True
@@ -373,6 +396,7 @@ class Trainer:
             {
                 'model': self.model.state_dict(),
                 'pointer': self.pointer.state_dict(),
+                'coach': self.coach.state_dict(),
                 'optimizer': self._optimizer.state_dict(),
                 'stage': self.stage_index,
                 'step': self.step,
@@ -403,7 +427,7 @@ class Trainer:
     def _loss(
         self, stage: Stage, batches: Batches, rng: np.random.Generator
     ) -> tuple[Tensor, dict[str, float]]:
-        batch, points = batches.draw(stage, rng)
+        batch, points, states = batches.draw(stage, rng)
         if not stage.joint:
             tokens = self.model.vision(batch.images.flatten(0, 1)).unflatten(0, points.shape[:2])
             loss, found = self.pointer.loss(tokens, points)
@@ -415,8 +439,9 @@ class Trainer:
         result = losses(self.model, batch, torch.from_numpy(noise), torch.from_numpy(times).float())
         pointer, found = self.pointer.loss(result.image_tokens, points)
         total = stage.flow_weight * result.flow + sum(result.texts)
-        total = total + stage.auxiliary_weight * pointer
-        numbers = {'flow': result.flow.item()}
+        coach = self.coach.loss(result.prefix_rows, states, batch.actions)
+        total = total + stage.auxiliary_weight * (pointer + stage.flow_weight * coach)
+        numbers = {'flow': result.flow.item(), 'coach': coach.item()}
         numbers.update({f'text{i}': text.item() for i, text in enumerate(result.texts)})
         numbers.update({'pointer': pointer.item(), 'found': found.item()})
         return total, numbers
@@ -433,7 +458,8 @@ class Trainer:
         self._optimizer.step()
 
     def _parameters(self) -> list[nn.Parameter]:
-        return [*self.model.parameters(), *self.pointer.parameters()]
+        modules = (self.model, self.pointer, self.coach)
+        return [parameter for module in modules for parameter in module.parameters()]
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         matrices = [p for p in self._parameters() if p.ndim > 1]
@@ -604,7 +630,8 @@ def _training_text(recipe: Recipe) -> str:
     return (
         f'AdamW, batches of {recipe.batch_size}, several noise draws per prefix, cosine schedule, '
         f'stages: {stages}. Loss: flow matching, plus cross-entropy of text and of note, '
-        f'plus a throw-away head that points at blocks and fingertip. One camera is left out of '
+        f'plus two throw-away heads: one points at blocks and fingertip, one reads state '
+        f'and actions off the prefix. One camera is left out of '
         f'half of the batches.'
     )
 
