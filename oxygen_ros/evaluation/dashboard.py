@@ -106,7 +106,8 @@ def summary(
     table.add_column()
     rows = summary_rows(setting, seen)
     if score is not None:
-        rows += score_rows(seen, score)
+        # What was cut off by the end of the run is not a failure.
+        rows += score_rows(score, min(seen.elapsed_s, setting.seconds))
     for name, value in rows:
         table.add_row(name, printable(value))
     return Group(Text(f'Summary: {setting.title}', style='bold'), table)
@@ -139,9 +140,9 @@ def summary_rows(setting: Setting, seen: Measurements) -> list[tuple[str, str]]:
     ]
 
 
-def score_rows(seen: Measurements, score: TableScore) -> list[tuple[str, str]]:
-    """What the table itself says of the run."""
-    finished = score.finished(seen.elapsed_s)
+def score_rows(score: TableScore, until_s: float) -> list[tuple[str, str]]:
+    """What the table itself says of a run that ended then."""
+    finished = score.finished(until_s)
     rows = [('instructions', f'{len(score.touches_s)} of {len(finished)} fulfilled')]
     rows += [('', _attempt(attempt)) for attempt in finished]
     rows += [

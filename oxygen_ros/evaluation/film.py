@@ -136,7 +136,8 @@ def _draw_shot(axes: Any, shot: Shot) -> None:
     axes.axis('off')
     axes.imshow(shot.picture, interpolation='lanczos')
     caption = shot.caption
-    heading = f'{caption.time_s:.1f} s: {caption.instruction}'
+    done = ' — touched' if caption.touched else ''
+    heading = f'{caption.time_s:.1f} s: {caption.instruction}{done}'
     axes.set_title(heading, loc='left', fontsize=11, fontweight='bold', pad=5)
     lines = [*_verdict_lines('says', shot.text), *_verdict_lines('notes', shot.note)]
     for number, (line, color) in enumerate(lines):
@@ -179,8 +180,8 @@ def _write_gif(path: Path, shots: Sequence[Shot]) -> None:
     font = ImageFont.truetype(findfont('DejaVu Sans'), GIF_FONT)
     frames = [_gif_frame(shot, font) for shot in shots]
     # One palette for all: colours do not flicker, and what stands still costs nothing.
-    # Small things count as much as the table in it, or blocks would turn grey.
-    palette = frames[len(frames) // 2].quantize(GIF_COLOURS, method=Image.Quantize.MAXCOVERAGE)
+    # An octree keeps the colours of small things; by their median, blocks turn grey.
+    palette = frames[len(frames) // 2].quantize(GIF_COLOURS, method=Image.Quantize.FASTOCTREE)
     indexed = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     spans_s = np.diff([shot.caption.time_s for shot in shots])
     indexed[0].save(
