@@ -69,6 +69,9 @@ class Table:
         self.commands = self.node.create_publisher(
             COMMAND_TYPES[self.interface], 'joint_commands', 10
         )
+        self.clients = {
+            name: self.node.create_client(Trigger, f'tabletop/{name}') for name in ('reset', 'step')
+        }
         self.instructions = self.node.create_publisher(String, 'instruction', 10)
         self.until(
             lambda: self.heard['joints'] and self.commands.get_subscription_count(), 'the table'
@@ -86,11 +89,10 @@ class Table:
         self.graph.spin_until(look, what, TIMEOUT_S)
 
     def call(self, name: str) -> str:
-        client = self.node.create_client(Trigger, f'tabletop/{name}')
+        client = self.clients[name]
         self.until(client.service_is_ready, name)
         future = client.call_async(Trigger.Request())
         self.until(future.done, f'the answer of {name}')
-        self.node.destroy_client(client)
         assert future.result().success
         return str(future.result().message)
 
@@ -99,11 +101,6 @@ class Table:
 
     def positions(self) -> np.ndarray:
         return np.array(self.heard['joints'][-1].position)
-
-    def forget(self) -> None:
-        """Take down the publishers, so that the next table has this name to itself."""
-        self.node.destroy_publisher(self.commands)
-        self.node.destroy_publisher(self.instructions)
 
     def time_ns(self) -> int:
         return stamp_to_ns(self.heard['joints'][-1].header.stamp)
@@ -343,7 +340,6 @@ def test_the_scripted_expert_touches_the_block_through_the_graph_alike_every_tim
         played.append(play_expert(table, profile, 'green'))
         table.process.send_signal(signal.SIGINT)
         assert table.process.wait(TIMEOUT_S) == 0
-        table.forget()
     assert len(played[0]) > 15
     assert np.array_equal(played[0], played[1])
 
