@@ -58,6 +58,7 @@ ahead, and forgets what it saw and planned."""
 MAX_SEED = 20_000_000  # seconds of a ROS stamp are 32 bits
 TICK_DELAY_NS = 1_000
 START_TIMEOUT_S = 300.0
+FIRST_ANSWER_S = 10.0
 TEXT_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 60.0
 REPEAT_S = 0.5
@@ -105,6 +106,8 @@ class Heard:
     diagnostics: dict[str, dict[str, str]] = field(default_factory=dict)
     """Values by the name of the part."""
     num_diagnostics: int = 0
+    engine_message: str = ''
+    """What the newest diagnostics say of the engine."""
 
 
 class LockStep:
@@ -176,7 +179,31 @@ class LockStep:
             if time.monotonic() > limit_s:
                 raise LockStepError(self._failure('the node to become active', START_TIMEOUT_S))
         self._wait(self._clock.get_subscription_count, 'the subscription of /clock')
+        self._try_a_look()
         self._wait_until_heard()
+
+    def _try_a_look(self) -> None:
+        """Let the node take frames until an answer of every kind has come back.
+
+        That two ends of a topic have found each other is known to each for itself only.
+        """
+        limit_s = time.monotonic() + START_TIMEOUT_S
+        names = {task.name for task in self._profile.tasks}
+        while time.monotonic() < limit_s:
+            periods = self._now_ns // self._frame_ns + 1
+            stamp_ns = periods * self._frame_ns - TICK_DELAY_NS
+            self._set_clock(stamp_ns)
+            self._settle()
+            self._show(stamp_ns)
+            self._settle()
+            self._set_clock(stamp_ns + TICK_DELAY_NS)
+            answer_s = time.monotonic() + FIRST_ANSWER_S
+            while time.monotonic() < answer_s:
+                self._spin()
+                said = {task for task, stamp in self.heard.endings if stamp == stamp_ns}
+                if stamp_ns in self.heard.chunks and said == names:
+                    return
+        raise LockStepError(self._failure('a chunk and all texts of a first look', START_TIMEOUT_S))
 
     def _wait_until_heard(self) -> None:
         """Send until all sensors arrive, so that from then on everything sent must arrive."""
@@ -276,7 +303,8 @@ class LockStep:
 
     def _set_clock(self, now_ns: int) -> None:
         self._now_ns = now_ns
-        self._clock.publish(Clock(clock=ns_to_stamp(now_ns)))
+        for _ in range(2):  # best effort, and a moment that was missed cannot be made up for
+            self._clock.publish(Clock(clock=ns_to_stamp(now_ns)))
 
     def _show(self, stamp_ns: int) -> None:
         self._publish_joints(stamp_ns)
@@ -340,7 +368,10 @@ class LockStep:
             return f'the node ended with exit code {code} while waiting for {what}'
         command = self.robot.command
         newest = 'none' if command is None else command.round(4).tolist()
-        return f'waited {timeout_s:g} s for {what}; the newest command is {newest}'
+        return (
+            f'waited {timeout_s:g} s for {what}; the newest command is {newest}; '
+            f'the engine says: {self.heard.engine_message or "nothing"}'
+        )
 
     # --- callbacks ----------------------------------------------------------------------------
 
@@ -363,6 +394,8 @@ class LockStep:
         for status in message.status:
             part = status.name.rpartition(': ')[2]
             self.heard.diagnostics[part] = {pair.key: pair.value for pair in status.values}
+            if part == 'engine':
+                self.heard.engine_message = status.message
 
 
 def _chunk(message: ActionChunkMessage) -> ActionChunk:
