@@ -19,8 +19,8 @@ from oxygen_ros.engine.tasks import LanguageTask
 class StepTimes:
     """How long a decode step of a given number of rows is expected to take.
 
-    The estimate is the second longest of the last few steps of that size: on the safe side, yet a
-    single hiccup does not count.
+    Sizes are told apart by powers of two, so that every estimate is fresh. It is the second longest
+    of the last few steps of that size: on the safe side, yet a single hiccup does not count.
     """
 
     WINDOW = 5
@@ -29,13 +29,14 @@ class StepTimes:
         self._recent: dict[int, deque[int]] = {}
 
     def add(self, num_rows: int, duration_ns: int) -> None:
-        self._recent.setdefault(num_rows, deque(maxlen=self.WINDOW)).append(duration_ns)
+        size = num_rows.bit_length()
+        self._recent.setdefault(size, deque(maxlen=self.WINDOW)).append(duration_ns)
 
     def expected_ns(self, num_rows: int) -> int:
         """Return the estimate for this size, else for the nearest size seen, else 0 (try it)."""
         if not self._recent:
             return 0
-        nearest = min(self._recent, key=lambda size: abs(size - num_rows))
+        nearest = min(self._recent, key=lambda size: abs(size - num_rows.bit_length()))
         longest = sorted(self._recent[nearest])
         return longest[-2] if len(longest) > 1 else longest[-1]
 
