@@ -9,6 +9,9 @@ import pytest
 
 torch = pytest.importorskip('torch')
 
+from golden_pi05 import GOLDEN  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
 from oxygen_ros.engine.model_runner import ModelRunner  # noqa: E402
 from oxygen_ros.engine.sequence import Frame, Sequence  # noqa: E402
 from oxygen_ros.engine.slots import SlotLayout  # noqa: E402
@@ -17,7 +20,15 @@ from oxygen_ros.model.attention import rotary_table  # noqa: E402
 from oxygen_ros.model.config import Pi05Config, preset  # noqa: E402
 from oxygen_ros.model.pi05 import Pi05  # noqa: E402
 from oxygen_ros.model.processor import ModelInput  # noqa: E402
-from oxygen_ros.model.training import TextBatch, TrainingBatch, forward, losses  # noqa: E402
+from oxygen_ros.model.rtc import Continuation, Trained  # noqa: E402
+from oxygen_ros.model.training import (  # noqa: E402
+    TextBatch,
+    TrainingBatch,
+    flow_loss,
+    forward,
+    losses,
+    row_times,
+)
 from oxygen_ros.model.weights import random_model  # noqa: E402
 
 CPU = torch.device('cpu')
@@ -92,10 +103,14 @@ def language_tasks() -> list[LanguageTask]:
 class Served:
     """One frame in the ordinary model runner."""
 
-    def __init__(self, model: Pi05, inputs: ModelInput) -> None:
+    def __init__(
+        self, model: Pi05, inputs: ModelInput, continuation: Continuation | None = None
+    ) -> None:
         self.tasks = language_tasks()
         layout = SlotLayout(model.config.max_prefix_len, self.tasks, model.config.action_horizon)
-        self.runner = ModelRunner(model, layout, num_slots=2, num_denoise_steps=2)
+        self.runner = ModelRunner(
+            model, layout, num_slots=2, num_denoise_steps=2, continuation=continuation
+        )
         self.frame = Frame(0, 0, 1, self.runner.prefix_len(inputs), 0)
         self.runner.prefill(self.frame, inputs)
 
@@ -183,3 +198,66 @@ def test_a_causal_prefix_is_refused(config: Pi05Config, inputs: list[ModelInput]
     noisy = torch.zeros(2, 1, config.action_horizon, config.action_dim)
     with pytest.raises(ValueError, match='bidirectional'):
         forward(model, training_batch(config, inputs), noisy, torch.ones(2, 1))
+
+
+# --- rows that are being executed already ---------------------------------------------------------
+
+
+def test_rows_being_executed_are_clean_and_not_counted() -> None:
+    """LeRobot's own training batch of golden/rtc, with its own velocity."""
+    golden = {
+        key.removeprefix('train.'): value
+        for key, value in load_file(GOLDEN / 'rtc' / 'trained_rtc.safetensors').items()
+        if key.startswith('train.')
+    }
+    actions, noise, delays = golden['actions'], golden['noise'], golden['delays']
+    times = row_times(golden['time'], delays, actions.shape[1])
+    torch.testing.assert_close(times, golden['model_time'], rtol=0, atol=0)
+    noisy = times[..., None] * noise + (1 - times[..., None]) * actions
+    torch.testing.assert_close(noisy, golden['x_t'], rtol=0, atol=1e-6)
+    executed = torch.arange(actions.shape[1]) < delays[:, None]
+    assert torch.equal(noisy[executed], actions[executed])
+    loss = flow_loss(golden['pred_v'], noise - actions, times)
+    torch.testing.assert_close(loss[None], golden['loss_mean'], rtol=0, atol=1e-6)
+    each = [
+        flow_loss(golden['pred_v'][i], (noise - actions)[i], times[i]) for i in range(len(delays))
+    ]
+    torch.testing.assert_close(torch.stack(each), golden['loss_per_sample'], rtol=0, atol=1e-6)
+
+
+def test_a_loss_without_delays_is_the_loss_with_delays_of_zero(
+    config: Pi05Config, model: Pi05, inputs: list[ModelInput]
+) -> None:
+    batch = training_batch(config, inputs)
+    seeded = torch.Generator().manual_seed(4)
+    noise = torch.randn(2, 3, config.action_horizon, config.action_dim, generator=seeded)
+    times = torch.rand(2, 3, generator=seeded) * 0.9 + 0.1
+    with torch.no_grad():
+        plain = losses(model, batch, noise, times).flow
+        none = losses(model, batch, noise, times, torch.zeros(2, 3, dtype=torch.int64)).flow
+        some = losses(model, batch, noise, times, torch.full((2, 3), 2)).flow
+    torch.testing.assert_close(none, plain, rtol=1e-5, atol=0)
+    assert (some - plain).abs() > 1e-3 * plain
+
+
+def test_a_chunk_that_continues_executed_rows_is_trained_as_it_is_served(
+    config: Pi05Config, model: Pi05, inputs: list[ModelInput]
+) -> None:
+    """Two Euler steps of the training pass, with a time per row, are `denoise_after`."""
+    seeded = torch.Generator().manual_seed(5)
+    delay, leftover = 3, torch.randn(5, config.action_dim, generator=seeded)
+    noise = torch.randn(config.action_horizon, config.action_dim, generator=seeded)
+    served = Served(model, inputs[1], Trained(max_delay=4))
+    ours = served.runner.denoise_after(served.frame, noise.numpy(), leftover.numpy(), delay)
+    batch = training_batch(config, inputs[1:])
+    x = noise.clone()
+    for time in (1.0, 0.5):
+        x[:delay] = leftover[:delay]
+        rows = row_times(torch.tensor([[time]]), torch.tensor([[delay]]), config.action_horizon)
+        with torch.no_grad():
+            x = x - 0.5 * forward(model, batch, x[None, None], rows).velocity[0, 0]
+    x[:delay] = leftover[:delay]
+    torch.testing.assert_close(torch.from_numpy(ours), x, **TOLERANCE)
+    assert np.array_equal(ours[:delay], leftover[:delay].numpy())
+    plain = served.runner.denoise(served.frame, noise.numpy())
+    assert np.abs(plain - ours)[delay:].max() > 1e-3  # the model saw what is executed

@@ -20,8 +20,10 @@ from oxygen_ros.engine.slots import SlotLayout
 from oxygen_ros.model import packed
 from oxygen_ros.model.attention import MASKED, rotary_table
 from oxygen_ros.model.config import Pi05Config
+from oxygen_ros.model.gemma import Modulation
 from oxygen_ros.model.pi05 import ExtendPlan, Pi05, causal_prefix_bias, euler_times
 from oxygen_ros.model.processor import ModelInput
+from oxygen_ros.model.rtc import Continuation, Trained
 from oxygen_ros.model.weights import load_model, random_model
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
@@ -37,12 +39,19 @@ def leave_a_core_free() -> None:
 
 
 def load_pi05(
-    config: Pi05Config, checkpoint: Path | None, device: str, dtype: str, seed: int
+    config: Pi05Config,
+    checkpoint: Path | None,
+    device: str,
+    dtype: str,
+    seed: int,
+    *,
+    differentiable_flow: bool = False,
 ) -> Pi05:
     """Return the model on `device` ('auto', 'cpu', 'cuda', 'cuda:1', ...) in `dtype`.
 
     'auto' is CUDA in bfloat16 where there is a CUDA device, else the CPU in float32. Without a
-    checkpoint the weights are random, by `seed`.
+    checkpoint the weights are random, by `seed`. With `differentiable_flow` the action expert keeps
+    plain layers on a CPU, where others are faster but have no derivative.
 
     Raises:
         CheckpointError: see `load_model`.
@@ -60,7 +69,7 @@ def load_pi05(
     else:
         model = load_model(config, checkpoint, device=place, dtype=DTYPES[dtype])
     if place.type == 'cpu' and packed.available():
-        packed.pack(model)
+        packed.pack(model, differentiable_flow=differentiable_flow)
     return model
 
 
@@ -78,6 +87,14 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def _where(rows: Tensor, there: list[Modulation], elsewhere: list[Modulation]) -> list[Modulation]:
+    """Return modulations (H, W) per action row, those of `there` where `rows` (H, 1)."""
+    return [
+        (torch.where(rows, a, x), torch.where(rows, b, y), torch.where(rows, c, z))
+        for (a, b, c), (x, y, z) in zip(there, elsewhere, strict=True)
+    ]
+
+
 class ModelRunner:
     """Prefill, denoise and decode on slots.
 
@@ -92,8 +109,14 @@ class ModelRunner:
         num_slots: int,
         num_denoise_steps: int,
         num_rows: int | None = None,
+        continuation: Continuation | None = None,
     ) -> None:
-        """Allocate the KV tensor; `num_rows` per slot are the layout's unless more are needed."""
+        """Allocate the KV tensor.
+
+        Args:
+            num_rows: per slot; None takes the layout's.
+            continuation: how `denoise_after` does its work; None if nobody will call it.
+        """
         self.model = model
         self.layout = layout
         self.device = model.embedding.weight.device
@@ -104,9 +127,11 @@ class ModelRunner:
         self.v = torch.zeros_like(self.k)
         self._last_hidden = torch.zeros(num_slots, vlm.width, dtype=model.dtype, device=self.device)
         self._rotary = rotary_table(layout.length, vlm.head_dim, self.device).to(model.dtype)
-        with torch.inference_mode():
+        self._continuation = continuation
+        with torch.no_grad():  # no inference tensors: autograd may have to keep them
             times = torch.from_numpy(euler_times(num_denoise_steps)).to(self.device)
             self._modulations = model.modulations(times)
+            self._clean = model.modulations(torch.zeros_like(times[:1]))[0]
         self.num_prefills = 0
 
     def prefix_len(self, inputs: ModelInput) -> int:
@@ -132,12 +157,37 @@ class ModelRunner:
     @torch.inference_mode()
     def denoise(self, frame: Frame, noise: np.ndarray) -> np.ndarray:
         """Return actions (H, A) float32 for noise (H, A) float32 against the prefilled frame."""
-        n, horizon = frame.prefix_len, len(noise)
-        start, end = self.layout.prefix_start(n), self.layout.prefix_capacity + horizon
-        k, v = self._span(frame.slot, start, end)
         x = torch.from_numpy(noise).to(self.device)
-        rotary = self._rotary[n : n + horizon]
-        return self.model.denoise(x, self._modulations, rotary, k, v).cpu().numpy()
+        views = self._action_views(frame, len(noise))
+        return self.model.denoise(x, self._modulations, *views).cpu().numpy()
+
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def denoise_after(
+        self, frame: Frame, noise: np.ndarray, leftover: np.ndarray, delay: int
+    ) -> np.ndarray:
+        """As `denoise`, continuing an earlier chunk by the runner's continuation.
+
+        Always an eager pass: its weights change from frame to frame, and the Jacobian needs
+        autograd.
+
+        Args:
+            leftover: (T, A) float32 in model units, what the earlier chunk has for rows 0 .. T - 1.
+            delay: how many of these rows will have been executed when this chunk comes.
+        """
+        continuation = self._continuation
+        assert continuation is not None, 'denoise_after() of a runner without a continuation'
+        x, rows = (torch.from_numpy(a).to(self.device) for a in (noise, leftover))
+        views = self._action_views(frame, len(noise))
+        told = self._modulations
+        if isinstance(continuation, Trained):
+            executed = torch.arange(len(noise), device=self.device)[:, None] < delay
+            told = [_where(executed, self._clean, modulation) for modulation in told]
+
+        def velocity(x: Tensor, step: int) -> Tensor:
+            return self.model.velocity(x, told[step], *views)
+
+        return continuation.denoise(velocity, x, len(told), rows, delay).cpu().numpy()
 
     @torch.inference_mode()
     def decode(self, batch: SequenceOf[Sequence]) -> list[list[int]]:
@@ -171,6 +221,12 @@ class ModelRunner:
         self.k[:, slot].zero_()
         self.v[:, slot].zero_()
         self._last_hidden[slot].zero_()
+
+    def _action_views(self, frame: Frame, horizon: int) -> tuple[Tensor, ...]:
+        """Return what every velocity of this frame is given: rotary, k and v."""
+        n = frame.prefix_len
+        start, end = self.layout.prefix_start(n), self.layout.prefix_capacity + horizon
+        return self._rotary[n : n + horizon], *self._span(frame.slot, start, end)
 
     def _span(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         return self.k[:, slot, :, start:end], self.v[:, slot, :, start:end]

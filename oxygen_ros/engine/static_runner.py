@@ -25,6 +25,7 @@ from oxygen_ros.engine.slots import SlotLayout
 from oxygen_ros.model.attention import MASKED
 from oxygen_ros.model.pi05 import ExtendPlan, Pi05
 from oxygen_ros.model.processor import ModelInput
+from oxygen_ros.model.rtc import Continuation
 
 PROMPT_BUCKET = 64
 """Prompts are padded to a multiple of this many tokens."""
@@ -43,6 +44,7 @@ def make_runner(
     num_slots: int,
     num_denoise_steps: int,
     max_queries: int,
+    continuation: Continuation | None = None,
 ) -> ModelRunner:
     """Return the runner for the model's device: on CUDA one that replays checked graphs.
 
@@ -51,12 +53,17 @@ def make_runner(
 
     Args:
         max_queries: most query rows that a slot may have in one decode step.
+        continuation: of chunks that continue an earlier one; those are never replayed.
     """
-    sizes = {'num_slots': num_slots, 'num_denoise_steps': num_denoise_steps}
-    plain = ModelRunner(model, layout, **sizes)
+    options: dict[str, Any] = {
+        'num_slots': num_slots,
+        'num_denoise_steps': num_denoise_steps,
+        'continuation': continuation,
+    }
+    plain = ModelRunner(model, layout, **options)
     if plain.device.type != 'cuda':
         return plain
-    static = StaticRunner(model, layout, **sizes)
+    static = StaticRunner(model, layout, **options)
     try:
         static.capture(USUAL_PROMPTS, max_queries)
     except RuntimeError as error:
@@ -112,7 +119,13 @@ class StaticRunner(ModelRunner):
     """
 
     def __init__(
-        self, model: Pi05, layout: SlotLayout, *, num_slots: int, num_denoise_steps: int
+        self,
+        model: Pi05,
+        layout: SlotLayout,
+        *,
+        num_slots: int,
+        num_denoise_steps: int,
+        continuation: Continuation | None = None,
     ) -> None:
         # One more row per slot takes the K/V of padding.
         self._trash_row = layout.length
@@ -122,6 +135,7 @@ class StaticRunner(ModelRunner):
             num_slots=num_slots + 1,
             num_denoise_steps=num_denoise_steps,
             num_rows=layout.length + 1,
+            continuation=continuation,
         )
         self._work_slot = num_slots
         self._num_slots = num_slots
@@ -197,14 +211,20 @@ class StaticRunner(ModelRunner):
         return self._actions.cpu().numpy()
 
     def _denoise_pass(self, rows: int) -> None:
-        horizon, layout = len(self._noise), self.layout
-        start = layout.prefix_capacity - rows
-        k, v = self._span(self._work_slot, start, layout.prefix_capacity + horizon)
+        views = self._work_views(rows, len(self._noise))
+        self._actions.copy_(self.model.denoise(self._noise, self._modulations, *views))
+
+    def _action_views(self, frame: Frame, horizon: int) -> tuple[Tensor, ...]:
+        assert self._staged is frame, 'actions of a frame that was not prefilled last'
+        return self._work_views(self._bucket_rows, horizon)
+
+    def _work_views(self, rows: int, horizon: int) -> tuple[Tensor, ...]:
+        """Return rotary, k, v and bias of actions behind a prefix padded to this many rows."""
+        start, capacity = self.layout.prefix_capacity - rows, self.layout.prefix_capacity
+        k, v = self._span(self._work_slot, start, capacity + horizon)
         visible = (self._keys[: rows + horizon] >= rows - self._prefix_len)[None]
         rotary = self._rotary[self._prefix_len + self._keys[:horizon]]
-        self._actions.copy_(
-            self.model.denoise(self._noise, self._modulations, rotary, k, v, _bias(visible))
-        )
+        return rotary, k, v, _bias(visible)
 
     def _unstage(self) -> None:
         """Move the prefix of the last frame from the work slot to the frame's own."""

@@ -59,12 +59,16 @@ class PackedGatedLinear(nn.Module):
         return gate * linear(x, self.up, None, 'none', [], '')
 
 
-def pack(model: Pi05) -> None:
+def pack(model: Pi05, *, differentiable_flow: bool = False) -> None:
     """Pack every large enough linear layer of a model on the CPU, and a copy of its language head.
 
-    The plain weights are gone afterwards: such a model serves and is not saved.
+    The plain weights are gone afterwards: such a model serves and is not saved. Packed layers have
+    no derivative; `differentiable_flow` leaves plain what `Pi05.velocity` runs through.
     """
+    flow = {model, *model.expert.modules()} if differentiable_flow else set()
     for module in list(model.modules()):
+        if module in flow:
+            continue
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear) and layer.weight.numel() >= MIN_ELEMENTS:
                 setattr(module, name, _packed(layer))

@@ -62,6 +62,15 @@ def causal_prefix_bias(num_image_tokens: int, length: int, device: torch.device)
     return torch.zeros(length, length, device=device).masked_fill_(~visible, MASKED)
 
 
+def _ending_with(cache: Tensor, rows: Tensor) -> Tensor:
+    """Return (K, n + H, D): a layer's keys or values whose last H are `rows` (K, H, D)."""
+    horizon = rows.shape[1]
+    if torch.is_grad_enabled():  # written into the slot they would tie it to this pass's graph
+        return torch.cat([cache[:, :-horizon], rows], dim=1)
+    cache[:, -horizon:].copy_(rows)
+    return cache
+
+
 class Pi05(nn.Module):
     def __init__(self, config: Pi05Config) -> None:
         super().__init__()
@@ -169,20 +178,19 @@ class Pi05(nn.Module):
         """Return (H, A) float32, the flow at noisy actions x (H, A) and one time.
 
         Args:
-            modulation: of one time, from `modulations`.
+            modulation: of one time, from `modulations`; or with a leading H axis, of one per row.
             rotary: (H, 2, D) of positions n .. n + H - 1.
-            k, v: (layers, K, n + H, D) views; the last H rows are scratch and are overwritten.
+            k, v: (layers, K, n + H, D) views; the last H rows are scratch and are overwritten,
+                except under autograd, which follows x alone and finds the views untouched.
             bias: (1, n + H) float32, or None if every row of the views is visible.
         """
-        horizon = x.shape[0]
         hidden = self.action_in(x).to(self.dtype)
         for layer, block in enumerate(self.expert):
             before, after = modulation[2 * layer], modulation[2 * layer + 1]
             q, key, value, gate = block.project(hidden, rotary, before)
-            k[layer, :, -horizon:].copy_(key.transpose(0, 1))
-            v[layer, :, -horizon:].copy_(value.transpose(0, 1))
-            attended = attend(q, k[layer], v[layer], bias)
-            hidden = block.complete(hidden, attended, gate, after)
+            keys = _ending_with(k[layer], key.transpose(0, 1))
+            values = _ending_with(v[layer], value.transpose(0, 1))
+            hidden = block.complete(hidden, attend(q, keys, values, bias), gate, after)
         return self.action_out(self.expert.norm(hidden, modulation[-1])[0].float())
 
     def denoise(

@@ -68,6 +68,22 @@ def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
     return torch.block_diag(*(block.float() for block in blocks)).bool()
 
 
+def row_times(times: Tensor, delays: Tensor, horizon: int) -> Tensor:
+    """Return (..., H): times (...) for every row but the first `delays` (...), which get 0.
+
+    At time 0 a row is clean: it is being executed, and the rest must continue it. A model trained
+    so serves as `rtc_trained` (arXiv 2512.05964), with delays drawn evenly from 0 to its largest.
+    """
+    executed = torch.arange(horizon, device=times.device) < delays[..., None]
+    return times[..., None].expand(executed.shape).masked_fill(executed, 0.0)
+
+
+def flow_loss(velocity: Tensor, target: Tensor, row_times: Tensor) -> Tensor:
+    """Return the mean squared error of the flow (..., H, A) over rows of a time (..., H) > 0."""
+    counted = (row_times > 0).expand(velocity.shape[:-1])
+    return functional.mse_loss(velocity[counted], target[counted])
+
+
 def forward(model: Pi05, batch: TrainingBatch, noisy: Tensor, times: Tensor) -> Outputs:
     """Return the flow and the logits of a batch; equals the serving path on each sample.
 
@@ -76,7 +92,7 @@ def forward(model: Pi05, batch: TrainingBatch, noisy: Tensor, times: Tensor) -> 
 
     Args:
         noisy: (B, R, H, A) float32 noisy actions.
-        times: (B, R) float32 flow-matching times in (0, 1].
+        times: (B, R) float32 flow-matching times in (0, 1]; or (B, R, H), see `row_times`.
 
     Raises:
         ValueError: the model's prefix attention is not bidirectional, or a task has no tokens.
@@ -127,8 +143,9 @@ def forward(model: Pi05, batch: TrainingBatch, noisy: Tensor, times: Tensor) -> 
 
     table = rotary_table(n + total + horizon, model.config.vlm.head_dim, device)
     rotary, expert_rotary = table[positions], table[lengths[:, None] + steps]
-    raw = model.expert.modulations(model.condition(times.flatten())).unflatten(0, times.shape)
-    raw = raw.repeat_interleave(horizon, dim=1)  # (B, R * H, norms, 3W)
+    told = times if times.ndim == 3 else times[:, :, None]  # (B, R, 1 or H)
+    raw = model.expert.modulations(model.condition(told.flatten())).unflatten(0, told.shape)
+    raw = raw.expand(-1, -1, horizon, -1, -1).flatten(1, 2)  # (B, R * H, norms, 3W)
     modulations = [split_modulation(norm, model.dtype) for norm in raw.unbind(2)]
     hidden = model.action_in(noisy).flatten(1, 2).to(model.dtype)
 
@@ -154,16 +171,28 @@ def forward(model: Pi05, batch: TrainingBatch, noisy: Tensor, times: Tensor) -> 
     )
 
 
-def losses(model: Pi05, batch: TrainingBatch, noise: Tensor, times: Tensor) -> Losses:
+def losses(
+    model: Pi05,
+    batch: TrainingBatch,
+    noise: Tensor,
+    times: Tensor,
+    delays: Tensor | None = None,
+) -> Losses:
     """Return the mean squared error of the flow and the cross-entropy per token of each task.
 
     Args:
         noise: (B, R, H, A) float32 standard normal.
         times: (B, R) float32; openpi draws 0.999 * Beta(1.5, 1) + 0.001.
+        delays: (B, R) int64 rows that are executed already, see `row_times`; None trains none.
     """
-    time, actions = times[:, :, None, None], batch.actions[:, None]
-    outputs = forward(model, batch, time * noise + (1 - time) * actions, times)
-    flow = functional.mse_loss(outputs.velocity, noise - actions)
+    actions = batch.actions[:, None]
+    if delays is None:
+        time = times[:, :, None]
+    else:
+        time = times = row_times(times, delays, noise.shape[2])
+    noisy = time[..., None] * noise + (1 - time[..., None]) * actions
+    outputs = forward(model, batch, noisy, times)
+    flow = flow_loss(outputs.velocity, noise - actions, time)
     texts = tuple(
         functional.cross_entropy(logits[text.counted].float(), text.targets[text.counted])
         for text, logits in zip(batch.texts, outputs.logits, strict=True)
