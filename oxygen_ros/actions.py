@@ -8,17 +8,22 @@ frame thread puts chunks in; `publisher.py` takes rows out and sends each throug
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from oxygen_ros.profile import CommandProfile
+    from oxygen_ros.profile import CommandProfile, RobotProfile
 
 # Room for rounding where a value computed to lie on a limit is compared with it.
 _ROUNDING = 1e-9
+
+REMEMBERED_LATENCIES = 10
+"""A chunk is made for the longest delay of so many before it. One slow pass is so forgotten."""
+
+_NEVER_NS = -(2**63)
 
 INTERVENTIONS = (
     'nonfinite',  # a NaN or infinity; the row and those after it are refused
@@ -55,27 +60,78 @@ class ActionChunk:
         return self.time_ns + len(self.values) * self.period_ns
 
 
+@dataclass(frozen=True, eq=False)
+class Leftover:
+    """What the chunk in force still has, in time with a chunk that is about to be made."""
+
+    values: np.ndarray  # float64 (n >= 1, num_joints), robot units; row i belongs to its row i
+    delay: int  # how many of these rows will probably be commanded before it comes; <= n
+
+
 class ActionBuffer:
     """Holds the newest chunk; a new one replaces the rest of the old one.
 
     A chunk is indexed by the time of its observation, so rows that passed while the model was
     thinking are skipped, and a stalled reader goes on with the row for now.
+
+    `ensemble` keeps every chunk that is not over. A command is their mean, where a chunk made n
+    rows after the oldest weighs exp(-ensemble_coefficient * n): with a chunk per row that is ACT's
+    temporal ensembling (arXiv 2304.13705). With fewer chunks there are fewer to average, and each
+    still weighs by its age; one that is over leaves with a step of its weight.
+
+    The `rtc` modes count time in what was commanded: rows are skipped for the time in which the
+    chunk before was played, not for time in which nothing was. A first chunk therefore begins with
+    its first row, however long the model took, and one after a gap begins where the robot stands.
     """
 
-    def __init__(self, num_joints: int, interpolation: str) -> None:
+    def __init__(
+        self,
+        num_joints: int,
+        interpolation: str,
+        *,
+        blending: str = 'replace',
+        ensemble_coefficient: float = 0.0,
+        max_delay: int = 0,
+    ) -> None:
+        """Begin empty.
+
+        Args:
+            blending: the profile's `action.blending`.
+            ensemble_coefficient: see the class; only `ensemble` reads it.
+            max_delay: most rows that `leftover` calls executed; 0 = any number.
+        """
         self._num_joints = num_joints
         self._linear = interpolation == 'linear'
+        self._ensemble, self._rtc = blending == 'ensemble', blending.startswith('rtc')
+        self._coefficient = ensemble_coefficient
+        self._max_delay = max_delay
         # Writers (frame thread: put; rclpy thread: clear) take the lock. The publisher only reads
-        # `_chunk`, which is swapped whole, and so never waits for either.
+        # `_chunks`, which is swapped whole, and so never waits for either.
         self._lock = threading.Lock()
-        self._chunk: ActionChunk | None = None
+        self._chunks: tuple[ActionChunk, ...] = ()  # newest last; one, but for `ensemble`
         self._first_frame = 0
         self._drops: Counter[str] = Counter()
+        # Written by the publisher: until when it has commands of a chunk. Only `rtc` asks.
+        self._commanded_ns = _NEVER_NS
+        self._latencies_ns: deque[int] = deque(maxlen=REMEMBERED_LATENCIES)
 
     @property
     def chunk(self) -> ActionChunk | None:
-        """The chunk commands are taken from, even if its rows have passed."""
-        return self._chunk
+        """The newest chunk that commands are taken from, even if its rows have passed."""
+        chunks = self._chunks
+        return chunks[-1] if chunks else None
+
+    @classmethod
+    def of_profile(cls, profile: RobotProfile) -> ActionBuffer:
+        """The buffer that plays chunks as the profile says."""
+        action = profile.action
+        return cls(
+            len(profile.command.names),
+            profile.command.interpolation,
+            blending=action.blending,
+            ensemble_coefficient=action.ensemble_coefficient,
+            max_delay=profile.model.training_max_delay if action.blending == 'rtc_trained' else 0,
+        )
 
     def put(self, chunk: ActionChunk, now_ns: int) -> str | None:
         """Take a chunk, or return the reason why not; refusals are counted in `drops`.
@@ -85,11 +141,19 @@ class ActionBuffer:
         chunk_future (begins more than a row after now_ns). The chunk held stays in force.
         """
         with self._lock:
+            latency_ns = now_ns - chunk.time_ns
+            continued = self._commanded_ns > chunk.time_ns
+            if self._rtc:
+                chunk = self._without_idle_time(chunk, now_ns)
             reason = self._refusal(chunk, now_ns)
-            if reason is None:
-                self._chunk = chunk
-            else:
+            if reason is not None:
                 self._drops[reason] += 1
+            elif self._ensemble:
+                self._chunks = (*(old for old in self._chunks if old.end_ns > now_ns), chunk)
+            else:
+                self._chunks = (chunk,)
+                if continued:  # the first chunk may have waited for things that happen once
+                    self._latencies_ns.append(latency_ns)
         return reason
 
     def clear(self, reason: str, first_frame: int) -> None:
@@ -99,35 +163,104 @@ class ActionBuffer:
         belongs to the time before. Counted as `cleared_<reason>` if commands were left.
         """
         with self._lock:
-            if self._chunk is not None:
+            if self._chunks:
                 self._drops[f'cleared_{reason}'] += 1
-            self._chunk = None
+            self._chunks = ()
             self._first_frame = first_frame
+            self._commanded_ns = _NEVER_NS
 
     def rows(self, now_ns: int, *, period_ns: int, count: int) -> np.ndarray:
         """The commands for now_ns, now_ns + period_ns, ...: float64 (n, num_joints), n <= count.
 
         Fewer where the chunk ends, none without a chunk. `linear` draws a line between rows,
-        `previous` keeps each row for its whole period.
+        `previous` keeps each row for its whole period. The first row counts as commanded.
         """
-        chunk = self._chunk
+        chunks = self._chunks
+        if not chunks:
+            return np.empty((0, self._num_joints))
+        if self._ensemble:
+            return self._mean(chunks, now_ns, period_ns, count)
+        rows = self._sample(chunks[-1], now_ns, period_ns, count)
+        if self._rtc and len(rows):
+            self._commanded_ns = min(now_ns + period_ns, chunks[-1].end_ns)
+        return rows
+
+    def leftover(self, time_ns: int) -> Leftover | None:
+        """What will be commanded from time_ns on if no new chunk comes; None if nothing will.
+
+        For the frame thread, while it makes a chunk whose row 0 belongs to time_ns. The delay is
+        the longest of the last latencies, each from observation to `put`; it is cut, and counted as
+        delay_beyond_training in `drops`, where it exceeds max_delay.
+        """
+        chunk = self.chunk
+        if chunk is None:
+            return None
+        values = self._sample(chunk, time_ns, chunk.period_ns, len(chunk.values))
+        if not len(values):
+            return None
+        delay = -(-max(self._latencies_ns, default=0) // chunk.period_ns)  # rounded up
+        delay = max(0, min(delay, len(values), len(chunk.values) - 1))
+        if self._max_delay and delay > self._max_delay:
+            delay = self._max_delay
+            with self._lock:
+                self._drops['delay_beyond_training'] += 1
+        return Leftover(values, delay)
+
+    def drops(self) -> dict[str, int]:
+        """How many chunks were refused, cleared or made for a shorter delay, by reason."""
+        with self._lock:
+            return dict(self._drops)
+
+    def _sample(self, chunk: ActionChunk, now_ns: int, period_ns: int, count: int) -> np.ndarray:
         # Long before row 0 there is nothing to do: the control clock has been set back.
-        if chunk is None or now_ns < chunk.time_ns - chunk.period_ns:
+        if now_ns < chunk.time_ns - chunk.period_ns:
             return np.empty((0, self._num_joints))
         left = -(-(chunk.end_ns - now_ns) // period_ns)  # rounded up
-        elapsed_ns = now_ns - chunk.time_ns + period_ns * np.arange(max(0, min(count, left)))
-        index, rest_ns = np.divmod(np.maximum(elapsed_ns, 0), chunk.period_ns)
-        here = chunk.values[index]
+        return self._at(chunk, now_ns + period_ns * np.arange(max(0, min(count, left))))
+
+    def _at(self, chunk: ActionChunk, times_ns: np.ndarray) -> np.ndarray:
+        """The rows (n, num_joints) of a chunk for these moments; its last row has no end here."""
+        index, rest_ns = np.divmod(np.maximum(times_ns - chunk.time_ns, 0), chunk.period_ns)
+        last = len(chunk.values) - 1
+        here = chunk.values[np.minimum(index, last)]
         if not self._linear:
             return here
-        there = chunk.values[np.minimum(index + 1, len(chunk.values) - 1)]
+        there = chunk.values[np.minimum(index + 1, last)]
         share = (rest_ns / chunk.period_ns)[:, np.newaxis]
         return here + share * (there - here)
 
-    def drops(self) -> dict[str, int]:
-        """How many chunks were refused or cleared, by reason."""
-        with self._lock:
-            return dict(self._drops)
+    def _mean(
+        self, chunks: tuple[ActionChunk, ...], now_ns: int, period_ns: int, count: int
+    ) -> np.ndarray:
+        """As `rows`, the weighted mean of all chunks that have a row for the moment."""
+        left = -(-(max(chunk.end_ns for chunk in chunks) - now_ns) // period_ns)
+        times_ns = now_ns + period_ns * np.arange(max(0, min(count, left)))
+        row_ns = chunks[-1].period_ns
+        begin_ns = np.array([[chunk.time_ns] for chunk in chunks])
+        end_ns = np.array([[chunk.end_ns] for chunk in chunks])
+        if self._linear:  # behind its last row a chunk has no line, and others do
+            end_ns[:-1] -= row_ns - 1
+        has_row = (times_ns >= begin_ns - row_ns) & (times_ns < end_ns)  # (chunks, n)
+        if not has_row.any(axis=0).all():
+            times_ns = times_ns[: has_row.any(axis=0).argmin()]
+            has_row = has_row[:, : len(times_ns)]
+        if not len(times_ns):
+            return np.empty((0, self._num_joints))
+        # Relative to the heaviest, so that no power is too large or too small for a float.
+        power = np.where(has_row, -self._coefficient * (begin_ns - begin_ns[0]) / row_ns, -np.inf)
+        weights = np.exp(power - power.max(axis=0))[..., np.newaxis]
+        values = np.stack([self._at(chunk, times_ns) for chunk in chunks])
+        mean: np.ndarray = (weights * values).sum(axis=0) / weights.sum(axis=0)
+        return mean
+
+    def _without_idle_time(self, chunk: ActionChunk, now_ns: int) -> ActionChunk:
+        """Move a chunk by the time since its observation in which nothing was commanded.
+
+        Robot and plan then meet again: LeRobot drops as many rows as were played, and no more than
+        the measured latency (its pull request 4454).
+        """
+        idle_ns = now_ns - max(chunk.time_ns, self._commanded_ns)
+        return replace(chunk, time_ns=chunk.time_ns + idle_ns) if idle_ns > 0 else chunk
 
     def _refusal(self, chunk: ActionChunk, now_ns: int) -> str | None:
         if chunk.values.shape[1] != self._num_joints:
@@ -136,7 +269,8 @@ class ActionBuffer:
             return 'chunk_nonfinite'
         if chunk.frame < self._first_frame:
             return 'chunk_cancelled'
-        if self._chunk is not None and chunk.frame < self._chunk.frame:
+        held = self.chunk
+        if held is not None and chunk.frame < held.frame:
             return 'chunk_old'
         if chunk.end_ns <= now_ns:
             return 'chunk_late'

@@ -210,13 +210,14 @@ class OxygenNode(LifecycleNode):
         command = profile.command
         topic = '~/would_be_command' if self._value('dry_run') else command.topic
         message_type = COMMAND_TYPES[command.interface]
+        actions = ActionBuffer.of_profile(profile)
         self._parts = parts = Parts(
             profile=profile,
             control_ns=control_ns,
             buffer=buffer,
-            actions=ActionBuffer(len(command.names), command.interpolation),
+            actions=actions,
             loop=FrameLoop(
-                functools.partial(self._build_engine, profile),
+                functools.partial(self._build_engine, profile, actions),
                 self._snapshot,
                 period_ns=None if use_sim_time else round(1e9 / profile.frame_rate_hz),
                 on_failure=self._on_engine_failure,
@@ -247,7 +248,9 @@ class OxygenNode(LifecycleNode):
             profile = replace(profile, model=replace(profile.model, num_denoise_steps=steps))
         return profile
 
-    def _build_engine(self, profile: RobotProfile, frame_waiting: Callable[[], bool]) -> Any:
+    def _build_engine(
+        self, profile: RobotProfile, actions: ActionBuffer, frame_waiting: Callable[[], bool]
+    ) -> Any:
         """Runs in the frame thread. torch is imported here, so a node without a model is light."""
         from oxygen_ros.engine.factory import EngineOptions, build_engine
 
@@ -267,6 +270,7 @@ class OxygenNode(LifecycleNode):
             options,
             on_chunk=self._on_chunk,
             on_text=self._on_text,
+            leftover=actions.leftover,
             frame_waiting=frame_waiting,
         )
 

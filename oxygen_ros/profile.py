@@ -109,6 +109,15 @@ class ActionProfile:
     adapter: Literal['identity', 'aloha', 'droid', 'libero'] = 'identity'
     # True: this dimension is a difference to the state of the observation; () = all are absolute.
     delta_mask: tuple[bool, ...] = field(default=(), metadata={'per_joint': True})
+    # How a chunk meets the one before it; the keys below are read by the modes named there.
+    blending: Literal['replace', 'ensemble', 'rtc', 'rtc_identity', 'rtc_trained'] = 'replace'
+    # rtc, rtc_identity: rows of the new chunk that are drawn to the old one: fully while they are
+    # executed before it comes, then by the schedule, not at all from row execution_horizon on.
+    execution_horizon: int = _at_least(1, default=10)
+    guidance_schedule: Literal['zeros', 'ones', 'linear', 'exp'] = 'linear'
+    max_guidance_weight: float = _positive(default=10.0)
+    # ensemble: a chunk made n rows after the oldest one weighs exp(-ensemble_coefficient * n).
+    ensemble_coefficient: float = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +147,8 @@ class ModelProfile:
     random_weights: bool = False
     norm_stats: str = ''  # asset id or path; '' = search beside the checkpoint
     action_horizon: int = _at_least(0, default=0)  # rows of a chunk; 0 = the preset's
+    # Largest delay [rows] that the checkpoint was trained to act under (arXiv 2512.05964); 0 = none
+    training_max_delay: int = _at_least(0, default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +347,7 @@ def _problems(profile: RobotProfile) -> Iterator[str]:
     if not lengths:
         yield from _command_problems(profile)
         yield from _delta_problems(profile)
+    yield from _blending_problems(profile)
 
 
 def _name_problems(profile: RobotProfile) -> Iterator[str]:
@@ -442,3 +454,30 @@ def _delta_problems(profile: RobotProfile) -> Iterator[str]:
                 f'action.delta_mask[{i}]: {command[i]!r} would be added to '
                 f'state {i}, which is {state!r}'
             )
+
+
+def _blending_problems(profile: RobotProfile) -> Iterator[str]:
+    action, model = profile.action, profile.model
+    if action.blending == 'rtc_trained' and not model.training_max_delay:
+        yield (
+            'action.blending: rtc_trained needs a checkpoint that was trained for it: expected '
+            'model.training_max_delay of at least 1; got 0 (rtc needs no such training)'
+        )
+    if not model.action_horizon:  # the preset's, which the factory knows
+        return
+    yield from blending_misfits(profile, model.action_horizon)
+
+
+def blending_misfits(profile: RobotProfile, horizon: int) -> Iterator[str]:
+    """What of a profile's blending does not fit chunks of `horizon` rows, key by key."""
+    action, delay = profile.action, profile.model.training_max_delay
+    if action.blending in ('rtc', 'rtc_identity') and action.execution_horizon > horizon:
+        yield (
+            f'action.execution_horizon: expected at most {horizon}, the rows of a chunk; '
+            f'got {action.execution_horizon}'
+        )
+    if delay >= horizon:
+        yield (
+            f'model.training_max_delay: expected less than {horizon}, the rows of a chunk; '
+            f'got {delay}'
+        )

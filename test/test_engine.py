@@ -262,6 +262,10 @@ class TimedRunner:
         self._pay('denoise', frame.number)
         return self._runner.denoise(frame, noise)
 
+    def denoise_after(self, frame, noise, leftover, delay):
+        self._pay('denoise', frame.number)
+        return self._runner.denoise_after(frame, noise, leftover, delay)
+
     def decode(self, batch):
         self._pay('decode', [(s.task.name, s.frame.number, len(s.tokens)) for s in batch])
         return self._runner.decode(batch)
@@ -276,13 +280,18 @@ class TimedRunner:
 class Live:
     """An engine on the golden model whose clock and log the test can read."""
 
-    def __init__(self, *tasks, num_slots=6, max_batch=16, eos_id=NEVER, max_draft=0, engine=Engine):
+    def __init__(
+        self, *tasks, num_slots=6, max_batch=16, eos_id=NEVER, max_draft=0, engine=Engine,
+        seed=7, continuation=None, leftover=None, delta_mask=(),
+    ):  # fmt: skip
         model = golden.model()
         config = model.config
         self.clock, self.log, self.chunks, self.updates = Clock(), [], [], []
         self.waiting = False
         layout = SlotLayout(config.max_prefix_len, tasks, config.action_horizon)
-        real = ModelRunner(model, layout, num_slots=num_slots, num_denoise_steps=10)
+        real = ModelRunner(
+            model, layout, num_slots=num_slots, num_denoise_steps=10, continuation=continuation
+        )
         self.runner = TimedRunner(real, self.clock, self.log)
         self.scheduler = Scheduler(
             tasks,
@@ -302,12 +311,12 @@ class Live:
             normalization='none',
             norm_stats=None,
             adapter=make_adapter('identity', 6, 6),
-            delta_mask=(),
+            delta_mask=delta_mask,
         )
         self.engine = engine(
             processor, self.scheduler, self.runner,
-            action_period_ns=20, seed=7,
-            on_chunk=self._on_chunk, on_text=self._on_text,
+            action_period_ns=20, seed=seed,
+            on_chunk=self._on_chunk, on_text=self._on_text, leftover=leftover,
             frame_waiting=lambda: self.waiting, clock_ns=self.clock,
         )  # fmt: skip
 

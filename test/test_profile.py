@@ -176,6 +176,8 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
         ('command.interface', 'joint_states', ["did you mean 'joint_state'?"]),
         ('command.quantity', 'effort', ['command.quantity[0]', 'position, velocity']),
         ('model.preset', 'pi0', ['model.preset', 'pi05, mid, dummy']),
+        ('action.blending', 'rtc_train', ['action.blending', "did you mean 'rtc_trained'?"]),
+        ('action.guidance_schedule', 'cosine', ['action.guidance_schedule', 'zeros, ones, linear']),
         # ranges
         ('frame_rate_hz', 0, ['frame_rate_hz: expected a value above 0; got 0.0']),
         ('frame_rate_hz', float('nan'), ['frame_rate_hz: expected a finite number; got nan']),
@@ -185,6 +187,10 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
         ('cameras.0.expected_hz', -1, ['cameras[0].expected_hz: expected a value of at least 0']),
         ('tasks.0.max_new_tokens', 0, ['tasks[0].max_new_tokens']),
         ('model.num_denoise_steps', 0, ['model.num_denoise_steps']),
+        ('model.training_max_delay', -1, ['model.training_max_delay', 'at least 0']),
+        ('action.execution_horizon', 0, ['action.execution_horizon', 'at least 1']),
+        ('action.max_guidance_weight', 0, ['action.max_guidance_weight', 'above 0']),
+        ('action.ensemble_coefficient', float('inf'), ['action.ensemble_coefficient']),
         ('command.limits.lower', float('nan'), ['command.limits.lower']),
         ('command.limits.max_velocity', 0.0, ['command.limits.max_velocity']),
         ('command.limits.max_velocity', float('inf'), ['command.limits.max_velocity']),
@@ -213,6 +219,7 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
         ('joints.topic', 'caméra', ['joints.topic']),
         ('command.topic', 'joint_states', ['command.topic: is also joints.topic']),
         # combinations
+        ('action.blending', 'rtc_trained', ['action.blending: rtc_trained needs', 'got 0']),
         ('command.limits.lower', 4.0, ['joint_1: expected lower < upper; got 4 and 3.14']),
         ('command.home', 3.2, ['command.home: joint_1: 3.2 is outside its limits -3.14 to 3.14']),
         ('command.names', ['other', *DUMMY['joints']['names'][1:]], ["'other' is commanded"]),
@@ -267,6 +274,28 @@ def test_a_delta_needs_the_same_joint_in_state_and_command(load: Load) -> None:
     assert "action.delta_mask[0]: 'joint_2' would be added to state 0, which is 'joint_1'" in (
         refusal(load, raw)
     )
+
+
+@pytest.mark.parametrize(
+    ('blending', 'expected'),
+    [
+        ({'blending': 'rtc', 'execution_horizon': 21}, 'execution_horizon: expected at most 20'),
+        ({'blending': 'rtc_trained'}, 'model.training_max_delay: expected less than 20'),
+    ],
+)
+def test_blending_is_no_longer_than_a_chunk(
+    load: Load, blending: dict[str, Any], expected: str
+) -> None:
+    raw = changed('model.action_horizon', 20)
+    raw['model']['training_max_delay'] = 20
+    raw['action'].update(blending)
+    assert expected in refusal(load, raw)
+
+
+def test_a_trained_checkpoint_may_continue_chunks(load: Load) -> None:
+    raw = changed('model.training_max_delay', 5)
+    raw['action']['blending'] = 'rtc_trained'
+    assert load(raw).action.blending == 'rtc_trained'
 
 
 def test_all_combination_problems_are_reported_at_once(load: Load) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from oxygen_ros.actions import ActionChunk
+from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.sequence import FinishReason, Frame, Sequence
 from oxygen_ros.model.processor import ModelInput, Processor
@@ -75,6 +75,9 @@ class Runner(Protocol):
     def prefix_len(self, inputs: ModelInput) -> int: ...
     def prefill(self, frame: Frame, inputs: ModelInput) -> None: ...
     def denoise(self, frame: Frame, noise: np.ndarray) -> np.ndarray: ...
+    def denoise_after(
+        self, frame: Frame, noise: np.ndarray, leftover: np.ndarray, delay: int
+    ) -> np.ndarray: ...
     def decode(self, batch: list[Sequence]) -> list[list[int]]: ...
     def clear(self, slot: int) -> None: ...
 
@@ -98,6 +101,7 @@ class Engine:
         seed: int,
         on_chunk: Callable[[ActionChunk], None],
         on_text: Callable[[TextUpdate], None],
+        leftover: Callable[[int], Leftover | None] | None = None,
         frame_waiting: Callable[[], bool] = lambda: False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -108,6 +112,9 @@ class Engine:
             seed: with an observation's stamp it fixes the noise of that frame's actions, so a
                 replayed frame gets the same actions as the live one.
             on_chunk, on_text: called on the frame thread; must not block.
+            leftover: what the robot will be commanded from a moment of the control clock on, if
+                nothing new comes (`ActionBuffer.leftover`); chunks then continue it. None makes
+                every chunk from its observation alone.
             frame_waiting: true while a newer observation waits; decoding then gives way.
             clock_ns: monotonic clock of deadlines and ages.
         """
@@ -118,6 +125,7 @@ class Engine:
         self._seed = seed
         self._on_chunk = on_chunk
         self._on_text = on_text
+        self._leftover = leftover
         self._frame_waiting = frame_waiting
         self._clock_ns = clock_ns
         self._texts: dict[Sequence, str] = {}
@@ -207,11 +215,20 @@ class Engine:
     def _denoise(self, frame: Frame, observation: Observation) -> ActionChunk:
         shape = (self.processor.action_horizon, self.processor.action_dim)
         noise = self.noise(observation.stamp_ns, shape)
+        leftover = None if self._leftover is None else self._leftover(observation.time_ns)
         started_ns = self._clock_ns()
-        actions = self.runner.denoise(frame, noise)
+        if leftover is None:
+            actions = self.runner.denoise(frame, noise)
+        else:
+            rows = self.processor.encode_actions(leftover.values, observation)
+            actions = self.runner.denoise_after(frame, noise, rows, leftover.delay)
         self._denoise_ms = self._ms_since(started_ns)
         if not np.isfinite(actions).all():
             raise NonFiniteActions(f'frame {frame.number}: the model returned non-finite actions')
+        values = self.processor.decode(actions, observation)
+        if leftover is not None:
+            # Guidance is soft; these rows are the old chunk's, whichever of the two is played.
+            values[: leftover.delay] = leftover.values[: leftover.delay]
         self._chunks += 1
         self._update_stats()  # whoever gets the chunk may ask how long it took
         return ActionChunk(
@@ -219,7 +236,7 @@ class Engine:
             stamp_ns=observation.stamp_ns,
             time_ns=observation.time_ns,
             period_ns=self._action_period_ns,
-            values=self.processor.decode(actions, observation),
+            values=values,
         )
 
     def noise(self, stamp_ns: int, shape: tuple[int, int]) -> np.ndarray:
@@ -287,6 +304,8 @@ class Engine:
             frame = self.scheduler.open_frame(0, 0, self.runner.prefix_len(inputs), 0)
             self.runner.prefill(frame, inputs)
             self.runner.denoise(frame, self.noise(0, shape))
+            if self._leftover is not None:
+                self.runner.denoise_after(frame, self.noise(0, shape), self.noise(1, shape), 0)
             self.scheduler.admit(frame, list(self.scheduler.tasks))
             while batch := self.scheduler.next_batch(0, NO_DEADLINE_NS):
                 started_ns = self._clock_ns()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from oxygen_ros.actions import ActionChunk
+from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import Engine, TextUpdate
 from oxygen_ros.engine.model_runner import leave_a_core_free, load_pi05
@@ -21,8 +21,9 @@ from oxygen_ros.engine.tasks import LanguageTask
 from oxygen_ros.model.config import Pi05Config, preset
 from oxygen_ros.model.processor import Processor
 from oxygen_ros.model.prompt import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from oxygen_ros.model.rtc import Continuation, Guided, Trained
 from oxygen_ros.model.transforms import NormStats, load_norm_stats, make_adapter
-from oxygen_ros.profile import ProfileError, RobotProfile, TaskProfile
+from oxygen_ros.profile import ProfileError, RobotProfile, TaskProfile, blending_misfits
 
 EXECUTIONS = {'unified': Engine, 'shared': SharedEngine, 'isolated': IsolatedEngine}
 TOKENIZER_FILES = ('tokenizer.model', 'paligemma_tokenizer.model')
@@ -53,9 +54,14 @@ def build_engine(
     *,
     on_chunk: Callable[[ActionChunk], None],
     on_text: Callable[[TextUpdate], None],
+    leftover: Callable[[int], Leftover | None] | None = None,
     frame_waiting: Callable[[], bool] = lambda: False,
 ) -> Engine:
     """Load everything and wire it, in the thread that will use it; the callbacks are the Engine's.
+
+    `leftover` is asked only by profiles whose `action.blending` continues chunks (`rtc*`). Where
+    it is None, because nobody plays the chunks in time, every chunk is made from its observation
+    alone.
 
     Raises:
         ProfileError: profile and checkpoint do not fit, naming the key.
@@ -72,6 +78,9 @@ def build_engine(
         prefix_attention=profile.model.prefix_attention,
         action_horizon=profile.model.action_horizon,
     )
+    if misfits := list(blending_misfits(profile, config.action_horizon)):
+        raise ProfileError('\n'.join(f'profile {profile.name}: {misfit}' for misfit in misfits))
+    continuation = None if leftover is None else _continuation(profile)
     checkpoint = _checkpoint(profile, options)
     tokenizer = _tokenizer(options, checkpoint, config)
     tasks = [_language_task(task, tokenizer) for task in profile.tasks]
@@ -84,13 +93,21 @@ def build_engine(
         max_draft=options.max_draft,
     )
     leave_a_core_free()
-    model = load_pi05(config, checkpoint, options.device, options.dtype, options.seed)
+    model = load_pi05(
+        config,
+        checkpoint,
+        options.device,
+        options.dtype,
+        options.seed,
+        differentiable_flow=isinstance(continuation, Guided) and continuation.jacobian,
+    )
     runner = make_runner(
         model,
         SlotLayout(config.max_prefix_len, tasks, config.action_horizon),
         num_slots=options.num_slots,
         num_denoise_steps=profile.model.num_denoise_steps,
         max_queries=sum(max(len(task.prompt_tokens), 1 + options.max_draft) for task in tasks),
+        continuation=continuation,
     )
     return EXECUTIONS[options.execution](
         processor,
@@ -100,8 +117,23 @@ def build_engine(
         seed=options.seed,
         on_chunk=on_chunk,
         on_text=on_text,
+        leftover=None if continuation is None else leftover,
         frame_waiting=frame_waiting,
     )
+
+
+def _continuation(profile: RobotProfile) -> Continuation | None:
+    action = profile.action
+    if action.blending == 'rtc_trained':
+        return Trained(profile.model.training_max_delay)
+    if action.blending in ('rtc', 'rtc_identity'):
+        return Guided(
+            jacobian=action.blending == 'rtc',
+            schedule=action.guidance_schedule,
+            execution_horizon=action.execution_horizon,
+            max_weight=action.max_guidance_weight,
+        )
+    return None
 
 
 def _checkpoint(profile: RobotProfile, options: EngineOptions) -> Path | None:

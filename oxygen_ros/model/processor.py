@@ -20,6 +20,7 @@ from oxygen_ros.model.transforms import (
     NormStats,
     VectorStats,
     absolute_actions,
+    delta_actions,
     normalize,
     pad_to_dim,
     resize_with_pad,
@@ -110,6 +111,20 @@ class Processor:
         if self.delta_mask:
             actions = absolute_actions(actions, self._model_state(observation), self.delta_mask)
         return self.adapter.decode_actions(actions).astype(np.float64)
+
+    def encode_actions(self, commands: np.ndarray, observation: Observation) -> np.ndarray:
+        """Commands (n, joints) to what the model would have put out, float32 (n, action_dim).
+
+        The inverse of `decode`, for commands that an earlier chunk planned: their deltas are taken
+        to the state of this observation, so the robot may have moved since. What the robot has no
+        joint for is 0.
+        """
+        actions = self.adapter.encode_actions(commands)
+        if self.delta_mask:
+            actions = delta_actions(actions, self._model_state(observation), self.delta_mask)
+        if self.norm_stats is not None:
+            actions = normalize(actions, self.norm_stats.actions, self.normalization)
+        return pad_to_dim(actions, self.action_dim).astype(np.float32)
 
     def padded_state(self, observation: Observation) -> np.ndarray:
         """Normalised state (action_dim,), padded with zeros: openpi's model input 'state'."""
