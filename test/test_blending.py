@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from oxygen_ros.actions import REMEMBERED_LATENCIES, ActionBuffer, ActionChunk
+from oxygen_ros.actions import REMEMBERED_LATENCIES, ActionBuffer, ActionChunk, CommandGate
 from oxygen_ros.profile import load_profile
 
 RTC = Path(__file__).parent / 'golden' / 'rtc'
@@ -272,6 +273,25 @@ def test_chunks_that_are_over_are_not_kept() -> None:
         time_ns = T0 + 2 * frame * ROW
         buffer.put(chunk_of(np.zeros(10), frame, time_ns), time_ns)
     assert len(buffer._chunks) == 5
+
+
+@pytest.mark.parametrize('blending', ['replace', 'ensemble', 'rtc'])
+def test_between_chunks_that_differ_the_command_steps_evenly_and_arrives(blending: str) -> None:
+    """CASES 39: 0.3 rad apart, 0.1 per step; an ensemble is there when the old chunk is over."""
+    command = replace(load_profile('dummy', CONFIG).command, max_velocity=(5.0,) * 6)
+    gate, limit = CommandGate(command), 5.0 / command.rate_hz
+    buffer = ActionBuffer(6, 'linear', blending=blending, ensemble_coefficient=0.1)
+    buffer.put(chunk_of(np.zeros((10, 6))), T0)
+    sent = [buffer.rows(T0 + 4 * ROW, period_ns=ROW, count=1)[0]]
+    buffer.put(chunk_of(np.full((10, 6), 0.3), 1, T0 + 3 * ROW), T0 + 5 * ROW)
+    for k in range(5, 13):
+        rows = buffer.rows(T0 + k * ROW, period_ns=ROW, count=1)
+        sent.append(gate.apply(rows, sent[-1], None).rows[0])
+    steps = np.diff(np.array(sent), axis=0)
+    assert (steps >= 0).all()
+    assert (steps <= limit * (1 + 1e-9)).all()
+    overlap = 5 if blending == 'ensemble' else 0
+    np.testing.assert_allclose(sent[overlap + 3], 0.3)
 
 
 # --- the profile ----------------------------------------------------------------------------------

@@ -389,6 +389,26 @@ def test_a_trajectory_carries_the_rest_of_the_chunk(robot):
     assert robot.heard['joint_command'] == []
 
 
+@pytest.mark.parametrize('blending', ['rtc', 'rtc_identity'])
+def test_a_chunk_begins_with_what_the_one_before_has_left(robot, blending):
+    process = robot.start(
+        profile=write_profile(robot, ('blending: replace', f'blending: {blending}'))
+    )
+    robot.run_for(3, 'actions')  # a delay is known from the second on
+    gaps, jumps = [], []
+    for before, chunk in pairwise(robot.run_for(12, 'actions')):
+        elapsed_s = (nanoseconds(chunk.header.stamp) - nanoseconds(before.header.stamp)) / 1e9
+        old, new = (np.reshape(m.values, (m.horizon, -1)) for m in (before, chunk))
+        row = elapsed_s / before.period_s
+        if row <= len(old) - 1:
+            left = [np.interp(row, np.arange(len(old)), joint) for joint in old.T]
+            gaps.append(np.abs(new[0] - left).max())
+            jumps.append(np.abs(np.diff(old, axis=0)).max())
+    assert len(gaps) >= 3
+    assert np.median(gaps) < 0.05 * np.median(jumps)
+    assert process.interrupt() == 0
+
+
 def test_a_forward_command_is_an_array_in_joint_order(robot):
     from std_msgs.msg import Float64MultiArray
 

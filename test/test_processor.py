@@ -204,6 +204,40 @@ def test_an_observation_of_another_robot_is_refused(changes: dict[str, Any], mes
         processor().encode(observation(**changes))
 
 
+@pytest.mark.parametrize('name', CHAINS)
+def test_commands_become_the_actions_they_came_from(name: str) -> None:
+    chain, given = chain_processor(name), chain_observation(name)
+    actions = np.random.default_rng(2).uniform(-1, 1, (10, 32)).astype(np.float32)
+    encoded = chain.encode_actions(chain.decode(actions, given), given)
+    width = chain.num_joints
+    np.testing.assert_allclose(encoded[:, :width], actions[:, :width], atol=1e-5)
+    assert encoded.dtype == np.float32
+    assert encoded.shape == (10, 32)
+    assert not encoded[:, width:].any()
+
+
+@pytest.mark.parametrize('normalization', ['quantile', 'mean_std', 'none'])
+def test_commands_are_encoded_against_the_state_of_now(normalization: str) -> None:
+    """What an earlier chunk planned stays where it was planned when the robot has moved."""
+    stats = None if normalization == 'none' else STATS
+    robot = processor(normalization=normalization, norm_stats=stats, delta_mask=(True, True, False))
+    commands = np.random.default_rng(3).uniform(-0.5, 0.5, (4, 3))
+    encoded = []
+    for state in ([0.0, 0.1, 0.2], [0.1, 0.2, 0.3]):
+        given = observation(state=np.array(state, np.float32))
+        encoded.append(robot.encode_actions(commands, given))
+        np.testing.assert_allclose(robot.decode(encoded[-1], given), commands, atol=1e-6)
+    assert not np.allclose(encoded[0][:, :2], encoded[1][:, :2], atol=0.01)
+    np.testing.assert_array_equal(encoded[0][:, 2], encoded[1][:, 2])
+
+
+def test_a_joint_that_never_moved_in_training_does_not_blow_a_command_up() -> None:
+    still = replace(vector(3), q01=np.zeros(3), q99=np.zeros(3))
+    robot = processor(norm_stats=replace(STATS, actions=still), delta_mask=(True,) * 3)
+    encoded = robot.encode_actions(np.full((4, 3), 0.01), observation())
+    assert np.abs(encoded).max() == 10
+
+
 def test_actions_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r'\(4, 8\), got \(1, 4, 8\)'):
         processor().decode(np.zeros((1, 4, 8), np.float32), observation())

@@ -115,7 +115,8 @@ class StaticRunner(ModelRunner):
 
     The work slot lies behind the pool's slots. A frame's prefix is copied from it to the frame's
     slot when its first sequence is decoded, or when the next frame needs the work slot: one copy of
-    a few megabytes instead of a graph per slot.
+    a few megabytes instead of a graph per slot. A chunk that continues another is denoised eagerly,
+    on the same buffers (`ModelRunner.denoise_after`).
     """
 
     def __init__(

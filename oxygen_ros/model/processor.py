@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from oxygen_ros.observation import Observation
 
 
+MAX_NORMALIZED = 10.0
+"""Largest normalised command. A joint that never moved in training has a range of nothing, and the
+smallest difference would be a million times what the model knows."""
+
+
 @dataclass(frozen=True)
 class ModelInput:
     """One observation as the model takes it."""
@@ -124,6 +129,7 @@ class Processor:
             actions = delta_actions(actions, self._model_state(observation), self.delta_mask)
         if self.norm_stats is not None:
             actions = normalize(actions, self.norm_stats.actions, self.normalization)
+            actions = np.clip(actions, -MAX_NORMALIZED, MAX_NORMALIZED)
         return pad_to_dim(actions, self.action_dim).astype(np.float32)
 
     def padded_state(self, observation: Observation) -> np.ndarray:
