@@ -117,6 +117,22 @@ def test_autograd_leaves_no_graph_and_no_row_in_the_slot() -> None:
     assert torch.equal(bench.runner.v, before[1])
 
 
+def test_a_model_loaded_in_inference_mode_is_differentiable_too() -> None:
+    with torch.inference_mode():
+        model = golden.load_model(
+            golden.config(), golden.CHECKPOINT, device=golden.CPU, dtype=torch.float32
+        )
+        layout = SlotLayout(model.config.max_prefix_len, (), model.config.action_horizon)
+        runner = StaticRunner(
+            model, layout, num_slots=1, num_denoise_steps=10, continuation=JACOBIAN
+        )
+        given = inputs(Variant('a'))
+        frame = Frame(0, 0, 0, runner.prefix_len(given), 0)
+        runner.prefill(frame, given)
+        actions = runner.denoise_after(frame, Variant('a').io('in.noise').numpy(), LEFTOVER, 3)
+    np.testing.assert_allclose(actions, Prefilled(JACOBIAN).after(delay=3), atol=2e-5, rtol=0)
+
+
 def test_bfloat16_serves_the_jacobian_too() -> None:
     model, given = golden.model(dtype=torch.bfloat16), inputs(Variant('a'))
     layout = SlotLayout(model.config.max_prefix_len, (), model.config.action_horizon)

@@ -101,6 +101,7 @@ class ModelRunner:
     `k`, `v`: (layers, slots, K, rows, D), allocated once; every pass reads and writes views.
     """
 
+    @torch.inference_mode(mode=False)  # autograd may have to keep what is made here
     def __init__(
         self,
         model: Pi05,
@@ -128,7 +129,7 @@ class ModelRunner:
         self._last_hidden = torch.zeros(num_slots, vlm.width, dtype=model.dtype, device=self.device)
         self._rotary = rotary_table(layout.length, vlm.head_dim, self.device).to(model.dtype)
         self._continuation = continuation
-        with torch.no_grad():  # no inference tensors: autograd may have to keep them
+        with torch.no_grad():
             times = torch.from_numpy(euler_times(num_denoise_steps)).to(self.device)
             self._modulations = model.modulations(times)
             self._clean = model.modulations(torch.zeros_like(times[:1]))[0]

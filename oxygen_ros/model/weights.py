@@ -209,6 +209,7 @@ def _set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
     setattr(model.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
 
 
+@torch.inference_mode(mode=False)  # autograd could keep no weight made in inference mode
 def load_model(config: Pi05Config, path: Path, *, device: torch.device, dtype: torch.dtype) -> Pi05:
     """Return the model of `config` with the weights of the checkpoint at `path`.
 
@@ -247,6 +248,7 @@ def save_model(model: Pi05, path: Path, *, dtype: torch.dtype) -> None:
     save_file(tensors, str(path))
 
 
+@torch.inference_mode(mode=False)
 def random_model(
     config: Pi05Config, *, seed: int, device: torch.device, dtype: torch.dtype
 ) -> Pi05:
