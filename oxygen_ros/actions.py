@@ -81,7 +81,8 @@ class ActionBuffer:
 
     The `rtc` modes count time in what was commanded: rows are skipped for the time in which the
     chunk before was played, not for time in which nothing was. A first chunk therefore begins with
-    its first row, however long the model took, and one after a gap begins where the robot stands.
+    its first row, and one after a gap begins where the robot stands. It may wait so for no longer
+    than it is itself; then it is late.
     """
 
     def __init__(
@@ -115,12 +116,6 @@ class ActionBuffer:
         self._commanded_ns = _NEVER_NS
         self._latencies_ns: deque[int] = deque(maxlen=REMEMBERED_LATENCIES)
 
-    @property
-    def chunk(self) -> ActionChunk | None:
-        """The newest chunk that commands are taken from, even if its rows have passed."""
-        chunks = self._chunks
-        return chunks[-1] if chunks else None
-
     @classmethod
     def of_profile(cls, profile: RobotProfile) -> ActionBuffer:
         """The buffer that plays chunks as the profile says."""
@@ -132,6 +127,12 @@ class ActionBuffer:
             ensemble_coefficient=action.ensemble_coefficient,
             max_delay=profile.model.training_max_delay if action.blending == 'rtc_trained' else 0,
         )
+
+    @property
+    def chunk(self) -> ActionChunk | None:
+        """The newest chunk that commands are taken from, even if its rows have passed."""
+        chunks = self._chunks
+        return chunks[-1] if chunks else None
 
     def put(self, chunk: ActionChunk, now_ns: int) -> str | None:
         """Take a chunk, or return the reason why not; refusals are counted in `drops`.
@@ -260,6 +261,7 @@ class ActionBuffer:
         the measured latency (its pull request 4454).
         """
         idle_ns = now_ns - max(chunk.time_ns, self._commanded_ns)
+        idle_ns = min(idle_ns, chunk.end_ns - chunk.time_ns)  # what was seen longer ago is late
         return replace(chunk, time_ns=chunk.time_ns + idle_ns) if idle_ns > 0 else chunk
 
     def _refusal(self, chunk: ActionChunk, now_ns: int) -> str | None:

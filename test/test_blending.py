@@ -89,11 +89,12 @@ def test_by_time_alone_the_next_action_is_that_of_lerobots_older_queue(name: str
         assert ours == golden
 
 
-def test_a_first_chunk_begins_with_its_first_row_however_long_it_took() -> None:
+def test_a_first_chunk_begins_with_its_first_row_unless_it_was_seen_too_long_ago() -> None:
     buffer = ActionBuffer(1, 'linear', blending='rtc')
-    assert buffer.put(chunk_of(np.arange(10)), T0 + 25 * ROW) is None
-    assert next_row(buffer, T0 + 25 * ROW) == [0.0]
-    assert next_row(buffer, T0 + 26 * ROW) == [1.0]
+    assert buffer.put(chunk_of(np.arange(10)), T0 + 20 * ROW) == 'chunk_late'
+    assert buffer.put(chunk_of(np.arange(10)), T0 + 9 * ROW) is None
+    assert next_row(buffer, T0 + 9 * ROW) == [0.0]
+    assert next_row(buffer, T0 + 10 * ROW) == [1.0]
 
 
 def test_a_chunk_on_time_is_not_moved() -> None:
