@@ -82,6 +82,25 @@ def test_padded_buffers_continue_a_chunk_as_plain_ones_do(continuation) -> None:
     np.testing.assert_allclose(static, plain, atol=2e-5, rtol=0)
 
 
+@pytest.mark.cuda
+@of_every_kind
+def test_beside_captured_graphs_a_chunk_is_continued_as_on_a_cpu(continuation) -> None:
+    model = golden.load_model(
+        golden.config(), golden.CHECKPOINT, device=torch.device('cuda'), dtype=torch.float32
+    )
+    layout = SlotLayout(model.config.max_prefix_len, (), model.config.action_horizon)
+    runner = StaticRunner(
+        model, layout, num_slots=2, num_denoise_steps=10, continuation=continuation
+    )
+    given, noise = inputs(Variant('a')), Variant('a').io('in.noise').numpy()
+    frame = Frame(0, 0, 1, runner.prefix_len(given), 0)
+    runner.prefill(frame, given)
+    replayed = runner.denoise(frame, noise)
+    actions = runner.denoise_after(frame, noise, LEFTOVER, 3)
+    np.testing.assert_allclose(actions, Prefilled(continuation).after(delay=3), atol=1e-3, rtol=0)
+    assert np.array_equal(runner.denoise(frame, noise), replayed)
+
+
 def test_guidance_of_no_weight_is_the_plain_chunk_to_the_bit() -> None:
     bench = Prefilled(replace(IDENTITY, schedule='zeros'))
     assert np.array_equal(bench.after(delay=0), bench.plain())
