@@ -61,7 +61,10 @@ def test_cameras_joints_and_an_instruction_become_commands_text_notes_and_number
     positions = np.array([m.position for m in commands])
     assert np.isfinite(positions).all()
     assert (np.abs(positions) <= 3.14).all()
-    assert (np.abs(np.diff(positions, axis=0)) <= STEP + 1e-9).all()
+    # One step from the command before, or, where the arm was held meanwhile, from the arm itself.
+    one_step = np.abs(np.diff(positions, axis=0)) <= STEP + 1e-9
+    at_the_arm = np.abs(positions[1:] - hold_of(robot)) <= STEP + 1e-9
+    assert (one_step | at_the_arm).all()
     assert len({tuple(p) for p in positions.tolist()}) > 10  # the arm moves
 
     assert stats.prefills == stats.frames == stats.chunks
