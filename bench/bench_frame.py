@@ -395,7 +395,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument('--denoise-steps', type=int, default=10)
     parser.add_argument('--max-tokens', type=int, default=30, help='per text')
     parser.add_argument('--steps-per-frame', type=int, default=5, help='of continuous_batching')
-    parser.add_argument('--max-draft', type=int, default=7, help='of unified')
+    parser.add_argument('--max-draft', type=int, default=15, help='of unified')
     parser.add_argument('--device', default='cpu')
     parser.add_argument('--dtype', default='auto')
     parser.add_argument('--threads', type=int, default=1)

@@ -60,7 +60,7 @@ PARAMETERS = (
     NodeParameter('max_batch', 16, 'Most sequences in one decode step.', 1, 1024),
     NodeParameter(
         'max_draft',
-        7,
+        15,
         'Most tokens drafted from the text before per sequence and step; 0 turns drafting off.',
         0,
         64,

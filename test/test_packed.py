@@ -15,8 +15,10 @@ from oxygen_ros.model.attention import (
     _attend_one_by_one,
     attend,
 )
-from oxygen_ros.model.config import PRESETS, GemmaConfig
+from oxygen_ros.model.config import PRESETS, GemmaConfig, SiglipConfig
 from oxygen_ros.model.gemma import Block, GatedLinear
+from oxygen_ros.model.pi05 import first_largest
+from oxygen_ros.model.siglip import Encoder
 from oxygen_ros.model.weights import random_model
 
 CPU = torch.device('cpu')
@@ -49,6 +51,26 @@ def test_a_gelu_inside_the_product_is_as_near_to_the_exact_one_as_the_plain_laye
     plain = (layer(x) - exact).abs()
     assert ours.max() < limit
     assert ours.mean() <= 1.1 * plain.mean() + 1e-7
+
+
+@needs_onednn
+@pytest.mark.parametrize('dtype, limit', [(torch.float32, 1e-5), (torch.bfloat16, 6e-2)])
+def test_a_packed_vision_layer_is_the_plain_one(dtype, limit):
+    plain = Encoder(SiglipConfig(256, 1, 1024, 4, 14, 56)).to(dtype).eval()
+    serving = copy.deepcopy(plain)
+    for name, layer in list(serving.named_children()):
+        if isinstance(layer, nn.Linear):
+            setattr(serving, name, packed._packed(layer))
+    x = torch.randn(2, 16, 256).to(dtype)
+    torch.testing.assert_close(serving(x), plain(x), atol=limit, rtol=limit)
+
+
+@pytest.mark.parametrize('vocabulary', [512, 32000, 257152, 100])
+def test_the_first_of_equal_largest_entries_is_found(vocabulary):
+    logits = torch.randint(0, 40, (5, vocabulary)).to(torch.bfloat16)  # full of ties
+    logits[3] = 1.0
+    logits[4] = float('-inf')
+    assert torch.equal(first_largest(logits), logits.argmax(dim=-1))
 
 
 @needs_onednn

@@ -42,7 +42,7 @@ class EngineOptions:
     num_slots: int = 8
     max_batch: int = 16
     seed: int = 0
-    max_draft: int = 7
+    max_draft: int = 15
     """Most tokens drafted per sequence and decode step; 0 turns drafting off."""
     execution: str = 'unified'
     """'unified', or for comparison 'shared' or 'isolated' (see `baselines.py`)."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from oxygen_ros.model.gemma import GatedLinear
 from oxygen_ros.model.pi05 import Pi05
+from oxygen_ros.model.siglip import GeluLinear
 
 MIN_ELEMENTS = 1 << 17
 """Below this size of a weight the call costs more than the reordering it saves."""
@@ -40,6 +41,13 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, 'none', [], '')
+
+
+class PackedGeluLinear(PackedLinear):
+    """A `GeluLinear` with the gelu inside the product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, 'gelu', [], 'tanh')
 
 
 class PackedGatedLinear(nn.Module):
@@ -79,4 +87,6 @@ def pack(model: Pi05, *, differentiable_flow: bool = False) -> None:
 def _packed(layer: nn.Linear) -> nn.Module:
     if isinstance(layer, GatedLinear):
         return PackedGatedLinear(layer.weight)
+    if isinstance(layer, GeluLinear):
+        return PackedGeluLinear(layer.weight, layer.bias)
     return PackedLinear(layer.weight, layer.bias)

@@ -26,6 +26,8 @@ from oxygen_ros.model.siglip import Siglip
 
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
 """Shortest and longest period of the sinusoidal embedding of the flow-matching time."""
+ARGMAX_BLOCK = 128
+"""Divides the vocabularies of PaliGemma and of the presets."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,19 @@ def _ending_with(cache: Tensor, rows: Tensor) -> Tensor:
         return torch.cat([cache[:, :-horizon], rows], dim=1)
     cache[:, -horizon:].copy_(rows)
     return cache
+
+
+def first_largest(logits: Tensor) -> Tensor:
+    """Return (R,) int64, the first largest entry of each row (R, vocab).
+
+    On a CPU argmax is not vectorised and the maximum is, so the row is searched block by block.
+    """
+    if not logits.is_cpu or logits.shape[-1] % ARGMAX_BLOCK:
+        return logits.argmax(dim=-1)
+    blocks = logits.unflatten(-1, (-1, ARGMAX_BLOCK))
+    block = blocks.amax(dim=-1).argmax(dim=-1)
+    within = blocks[torch.arange(len(logits)), block].argmax(dim=-1)
+    return block * ARGMAX_BLOCK + within
 
 
 class Pi05(nn.Module):
@@ -244,4 +259,4 @@ class Pi05(nn.Module):
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor:
         """Return (R,) int64, the most likely next token of each hidden row (R, W)."""
-        return self.logits(hidden).argmax(dim=-1)
+        return first_largest(self.logits(hidden))
