@@ -61,6 +61,10 @@ class RateWindow:
         return (count - first) * 1e9 / (now_ns - first_ns) if now_ns > first_ns else 0.0
 
 
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
 class Growth:
     """Whether counters have grown since they were last looked at."""
 
@@ -84,7 +88,10 @@ class Monitor:
     def __init__(self, profile: RobotProfile) -> None:
         self._profile = profile
         self._cameras = {camera.slot: camera for camera in profile.cameras}
-        self._chunks, self._tokens = RateWindow(), RateWindow()
+        self._rates = {
+            name: RateWindow()
+            for name in ('chunks', 'tokens', 'decode_steps', 'drafted', 'accepted')
+        }
         self._command_growth, self._drop_growth = Growth(), Growth()
 
     def numbers(
@@ -98,11 +105,15 @@ class Monitor:
         observation_age_ms: float,
     ) -> dict[str, Any]:
         """Return the fields of the EngineStats message but its drops, by name."""
-        chunk_hz = self._chunks.add(now_ns, engine.chunks)
+        rates = {
+            name: window.add(now_ns, getattr(engine, name)) for name, window in self._rates.items()
+        }
         numbers: dict[str, Any] = {
-            'chunk_hz': chunk_hz,
-            'action_hz': chunk_hz * horizon,
-            'tokens_per_s': self._tokens.add(now_ns, engine.tokens),
+            'chunk_hz': rates['chunks'],
+            'action_hz': rates['chunks'] * horizon,
+            'tokens_per_s': rates['tokens'],
+            'tokens_per_pass': _share(rates['tokens'], rates['decode_steps']),
+            'draft_acceptance': _share(rates['accepted'], rates['drafted']),
             'observation_age_ms': observation_age_ms,
             'texts': self._finished(engine, 'text'),
             'notes': self._finished(engine, 'memory'),

@@ -73,9 +73,10 @@ def test_the_numbers_hold_both_rates_of_actions_and_stop_when_inactive(monitor):
             now_ns, stats, COMMANDS, horizon=20, active=active, observation_age_ms=7.0
         )
 
-    numbers(0, chunks=0, tokens=0)
-    told = numbers(S, chunks=10, tokens=70)
+    assert numbers(0)['draft_acceptance'] == 0
+    told = numbers(S, chunks=10, tokens=70, decode_steps=35, drafted=40, accepted=30)
     assert (told['chunk_hz'], told['action_hz'], told['tokens_per_s']) == (10, 200, 70)
+    assert (told['tokens_per_pass'], told['draft_acceptance']) == (2, 0.75)
     assert (told['texts'], told['notes'], told['command_hz']) == (3, 2, 50.0)
     assert numbers(2 * S, active=False)['command_hz'] == 0
 
