@@ -356,6 +356,8 @@ def test_the_shipped_model_touches_the_block_it_is_told_to_and_says_what_it_sees
     assert result.returncode == 0, result.stdout + result.stderr
     run = json.loads(result.stdout.splitlines()[-1])['runs']['unified']
     assert run['interventions'] == {} and run['clamped_rows'] == 0
-    assert run['success']['hits'] >= 8
-    assert run['text_exact']['rate'] >= 0.85
-    assert run['note_exact']['rate'] >= 0.9
+    # As well as the model card says, as far as ten episodes can tell.
+    card = json.loads((SHIPPED / 'evaluation.json').read_text())['both cameras']
+    assert run['success']['rate'] >= card['success'][0] - 0.25
+    assert run['text_exact']['rate'] >= card['text'][0] - 0.1
+    assert run['note_exact']['rate'] >= card['note'][0] - 0.1

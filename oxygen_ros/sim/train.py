@@ -99,8 +99,9 @@ def full_recipe(seed: int) -> Recipe:
             Stage('vision', 400, 1.5e-3, 1.0, joint=False),
             Stage('joint', 1500, 1.5e-3, 0.5, flow_weight=4.0, num_draws=4),
             Stage('dagger-1', 800, 6e-4, 0.5, flow_weight=4.0, num_draws=4, on_policy_share=0.4),
+            Stage('dagger-2', 1000, 6e-4, 0.5, flow_weight=4.0, num_draws=8, on_policy_share=0.5),
         ),
-        num_episodes=200,
+        num_episodes=150,
     )
 
 

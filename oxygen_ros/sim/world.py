@@ -36,8 +36,9 @@ SHOULDER_M, UPPER_M, FOREARM_M, FINGER_M = 0.22, 0.26, 0.26, 0.10
 LOWER_RAD = (-1.5, -0.6, 0.5, -0.7)
 UPPER_RAD = (1.5, 1.7, 2.7, 2.0)
 BLOCK_M = 0.06
-TOUCH_M, TOUCH_S = 0.03, 0.5
-"""The finger touches a block that it stays this close to, and has touched it after so long."""
+TOUCH_M, TOUCH_S = 0.04, 0.5
+"""The finger touches a block while it is this close to the middle of its top, as it is almost
+everywhere over it, and has touched it after so long."""
 SAY_TOUCHING_M = 0.05
 """Where the narrator says so: on the way down, where the finger passes quickly."""
 
