@@ -6,8 +6,9 @@ node's statistics and diagnostics timers.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,9 @@ OK, WARN, ERROR, STALE = range(4)
 RATE_WINDOW_NS = 2_000_000_000
 MIN_RATE_SHARE = 0.8
 """Below this share of the declared rate a source is reported as slow."""
+
+QUIET_LOAD_S = 2.0
+"""Weights that are loaded sooner need no progress in the log."""
 
 ENGINE_NUMBERS = (
     'prefill_ms', 'denoise_ms', 'decode_step_ms', 'frames', 'prefills', 'chunks', 'tokens',
@@ -42,6 +46,22 @@ class Status:
     level: int
     message: str
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def progress_sentences(
+    say: Callable[[str], object], clock_s: Callable[[], float] = time.monotonic
+) -> Callable[[float], None]:
+    """Return what takes the fraction of the weights that is loaded and says every tenth of it."""
+    started_s, said = clock_s(), 0
+
+    def report(fraction: float) -> None:
+        nonlocal said
+        tenths = int(10 * fraction)
+        if tenths > said and clock_s() - started_s > QUIET_LOAD_S:
+            say(f'weights loaded: {10 * tenths} %')
+            said = tenths
+
+    return report
 
 
 class RateWindow:

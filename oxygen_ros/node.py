@@ -272,6 +272,7 @@ class OxygenNode(LifecycleNode):
             on_text=self._on_text,
             leftover=actions.leftover,
             frame_waiting=frame_waiting,
+            on_progress=monitor.progress_sentences(self.get_logger().info),
         )
 
     def _load_engine(self, parts: Parts) -> None:

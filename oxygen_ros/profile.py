@@ -146,7 +146,8 @@ class ModelProfile:
     num_denoise_steps: int = _at_least(1, default=10)
     random_weights: bool = False
     norm_stats: str = ''  # asset id or path; '' = search beside the checkpoint
-    action_horizon: int = _at_least(0, default=0)  # rows of a chunk; 0 = the preset's
+    # Rows of a chunk; 0 = what config.json says, else the preset's.
+    action_horizon: int = _at_least(0, default=0)
     # Largest delay [rows] that the checkpoint was trained to act under (arXiv 2512.05964); 0 = none
     training_max_delay: int = _at_least(0, default=0)
 

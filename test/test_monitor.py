@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from oxygen_ros.engine.engine import EngineStats
-from oxygen_ros.monitor import ERROR, OK, WARN, Growth, Monitor, RateWindow, clock_status
+from oxygen_ros.monitor import (
+    ERROR,
+    OK,
+    WARN,
+    Growth,
+    Monitor,
+    RateWindow,
+    clock_status,
+    progress_sentences,
+)
 from oxygen_ros.observation import SourceStatus
 from oxygen_ros.profile import load_profile
 from oxygen_ros.publisher import PublisherStats
@@ -142,3 +151,14 @@ def test_a_simulated_clock_that_does_not_run_is_named():
     assert clock_status(False, 0).level == OK
     assert 'waiting for /clock' in clock_status(True, 0).message
     assert clock_status(True, 5 * S).level == OK
+
+
+def test_a_slow_load_says_every_tenth_once_and_a_fast_one_nothing() -> None:
+    for seconds, expected in ((0.001, []), (0.1, ['20 %', '30 %', '40 %', '50 %', '100 %'])):
+        said: list[str] = []
+        now_s = 0.0
+        report = progress_sentences(said.append, lambda: now_s)  # noqa: B023
+        for percent in (*range(1, 56), 100):
+            now_s += seconds
+            report(percent / 100)
+        assert said == [f'weights loaded: {share}' for share in expected]

@@ -230,6 +230,8 @@ class Processor:
                 f'{where}: expected statistics of {width} to {self.action_dim} dimensions '
                 f'(the robot and the model), got {stats.width}; they belong to another robot'
             )
+        if self.normalization == 'mean_std' and not np.isfinite([stats.mean, stats.std]).all():
+            raise ValueError(f'{where}: no mean and std; set model.normalization to quantile')
         if self.normalization == 'quantile':
             try:
                 stats.quantiles()
