@@ -573,7 +573,9 @@ class OxygenNode(LifecycleNode):
     def _statuses(self, parts: Parts) -> list[monitor.Status]:
         commands = parts.publisher.stats() if parts.publisher is not None else None
         engine = parts.loop.engine.stats if parts.loop.engine is not None else None
+        positions = parts.buffer.positions(parts.control_ns())
         return [
+            *([parts.monitor.gripper_status(positions)] if parts.profile.grippers else []),
             parts.monitor.command_status(self._active, commands),
             parts.monitor.engine_status(
                 self._active,

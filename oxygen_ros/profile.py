@@ -121,6 +121,24 @@ class ActionProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GripperProfile:
+    """How one joint of the robot counts and how the model does, for state and command alike.
+
+    The two are linear in each other: `model[0]` is `robot[0]`, or with `invert` is `robot[1]`.
+    """
+
+    joint: str  # in joints.names, in command.names, or in both
+    model: tuple[float, ...]  # lowest and highest, in the unit the model was trained on
+    robot: tuple[float, ...]  # the same two positions, or with `invert` the other way round
+    invert: bool = False
+
+    def share(self, position: float) -> float:
+        """Where in the robot's range a position is: 0 at the lowest, 1 at the highest."""
+        low, high = self.robot
+        return (position - low) / (high - low)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskProfile:
     """A language task: text is streamed to people, memory notes are published whole."""
 
@@ -161,6 +179,7 @@ class RobotProfile:
     instruction: InstructionProfile
     command: CommandProfile
     action: ActionProfile
+    grippers: tuple[GripperProfile, ...] = ()  # () = the robot counts as the model does
     tasks: tuple[TaskProfile, ...] = ()
     model: ModelProfile
 
@@ -347,6 +366,7 @@ def _problems(profile: RobotProfile) -> Iterator[str]:
     yield from lengths
     if not lengths:
         yield from _command_problems(profile)
+        yield from _gripper_problems(profile)
         yield from _delta_problems(profile)
     yield from _blending_problems(profile)
 
@@ -428,6 +448,25 @@ def _command_problems(profile: RobotProfile) -> Iterator[str]:
             # The first command and `hold` are relative to the measurement, so it must exist.
             yield f'command.names: position of {name!r} is commanded but it is not in joints.names'
     yield from _fallback_problems(command)
+
+
+def _gripper_problems(profile: RobotProfile) -> Iterator[str]:
+    yield from _duplicates('grippers', 'joint', [gripper.joint for gripper in profile.grippers])
+    command = dict(zip(profile.command.names, profile.command.quantity, strict=True))
+    for i, gripper in enumerate(profile.grippers):
+        for key, ends in (('model', gripper.model), ('robot', gripper.robot)):
+            if len(ends) != 2 or not ends[0] < ends[1]:
+                yield (
+                    f'grippers[{i}].{key}: expected the lowest and the highest position; '
+                    f'got {list(ends)}'
+                )
+        if gripper.joint not in (*profile.joints.names, *command):
+            yield (
+                f'grippers[{i}].joint: {gripper.joint!r} is neither in joints.names nor in '
+                f'command.names'
+            )
+        if command.get(gripper.joint) == 'velocity':
+            yield f'grippers[{i}].joint: {gripper.joint!r} is commanded by velocity, not position'
 
 
 def _fallback_problems(command: CommandProfile) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +19,10 @@ from oxygen_ros.monitor import (
     progress_sentences,
 )
 from oxygen_ros.observation import SourceStatus
-from oxygen_ros.profile import load_profile
+from oxygen_ros.profile import GripperProfile, load_profile
 from oxygen_ros.publisher import PublisherStats
 
+CONFIG = Path(__file__).parents[1] / 'config'
 S = 1_000_000_000
 COMMANDS = PublisherStats(
     commands=100,
@@ -162,3 +164,20 @@ def test_a_slow_load_says_every_tenth_once_and_a_fast_one_nothing() -> None:
             now_s += seconds
             report(percent / 100)
         assert said == [f'weights loaded: {share}' for share in expected]
+
+
+@pytest.mark.parametrize(
+    ('position', 'level'), [(0.0, OK), (0.87, OK), (-0.07, OK), (0.9, WARN), (-0.1, WARN)]
+)
+def test_a_gripper_more_than_a_tenth_outside_its_range_is_reported(position, level) -> None:
+    gripper = GripperProfile(joint='gripper', model=(0.0, 1.0), robot=(0.0, 0.8), invert=True)
+    profile = replace(load_profile('dummy', CONFIG), grippers=(gripper,))
+    status = Monitor(profile).gripper_status({'gripper': position})
+    assert status.level == level
+    assert ('is it another unit?' in status.message) == (level == WARN)
+
+
+def test_a_gripper_that_is_not_measured_is_no_problem_of_its_range() -> None:
+    gripper = GripperProfile(joint='gripper', model=(0.0, 1.0), robot=(0.0, 0.8))
+    profile = replace(load_profile('dummy', CONFIG), grippers=(gripper,))
+    assert Monitor(profile).gripper_status({}).level == OK

@@ -30,7 +30,7 @@ from oxygen_ros.model.config import Pi05Config, preset
 from oxygen_ros.model.processor import Processor
 from oxygen_ros.model.prompt import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from oxygen_ros.model.rtc import Continuation, Guided, Trained
-from oxygen_ros.model.transforms import NormStats, make_adapter
+from oxygen_ros.model.transforms import Adapter, GripperAdapter, GripperMap, NormStats, make_adapter
 from oxygen_ros.profile import ProfileError, RobotProfile, TaskProfile, blending_misfits
 
 EXECUTIONS = {'unified': Engine, 'shared': SharedEngine, 'isolated': IsolatedEngine}
@@ -266,8 +266,23 @@ def make_processor(
         prompt=profile.model.prompt,
         normalization=profile.model.normalization,
         norm_stats=norm_stats,
-        adapter=make_adapter(
-            profile.action.adapter, len(profile.joints.names), len(profile.command.names)
-        ),
+        adapter=_adapter(profile),
         delta_mask=profile.action.delta_mask,
     )
+
+
+def _adapter(profile: RobotProfile) -> Adapter:
+    joints, commands = profile.joints.names, profile.command.names
+    adapter = make_adapter(profile.action.adapter, len(joints), len(commands))
+    if not profile.grippers:
+        return adapter
+    maps = tuple(
+        GripperMap(
+            state_index=joints.index(gripper.joint) if gripper.joint in joints else None,
+            action_index=commands.index(gripper.joint) if gripper.joint in commands else None,
+            model=(gripper.model[0], gripper.model[1]),
+            robot=(gripper.robot[gripper.invert], gripper.robot[not gripper.invert]),
+        )
+        for gripper in profile.grippers
+    )
+    return GripperAdapter(len(joints), len(commands), adapter, maps)

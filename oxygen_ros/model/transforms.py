@@ -293,6 +293,54 @@ class Adapter:
         return actions[:, : self.action_width]
 
 
+@dataclass(frozen=True)
+class GripperMap:
+    """One joint that robot and model count differently; where it stands, None = nowhere."""
+
+    state_index: int | None
+    action_index: int | None
+    model: tuple[float, float]
+    robot: tuple[float, float]  # of the same two positions, so descending for an inverted one
+
+    def to_model(self, value: np.ndarray) -> np.ndarray:
+        """The robot's positions as the model counts; nothing is clipped."""
+        return _unscale(_scale(value, *self.robot), *self.model)
+
+    def to_robot(self, value: np.ndarray) -> np.ndarray:
+        """The inverse of `to_model`."""
+        return _unscale(_scale(value, *self.model), *self.robot)
+
+
+@dataclass(frozen=True)
+class GripperAdapter(Adapter):
+    """Another adapter, for a robot whose grippers count differently: mapped before it on the way
+    in and behind it on the way out, by one table, so that state and command agree."""
+
+    inner: Adapter
+    grippers: tuple[GripperMap, ...]
+
+    def encode_state(self, state: np.ndarray) -> np.ndarray:
+        mapped = state.astype(np.float64)
+        for gripper in self.grippers:
+            if (i := gripper.state_index) is not None:
+                mapped[i] = gripper.to_model(mapped[i])
+        return self.inner.encode_state(mapped)
+
+    def encode_actions(self, actions: np.ndarray) -> np.ndarray:
+        mapped = actions.astype(np.float64)
+        for gripper in self.grippers:
+            if (i := gripper.action_index) is not None:
+                mapped[:, i] = gripper.to_model(mapped[:, i])
+        return self.inner.encode_actions(mapped)
+
+    def decode_actions(self, actions: np.ndarray) -> np.ndarray:
+        decoded = self.inner.decode_actions(actions).astype(np.float64)
+        for gripper in self.grippers:
+            if (i := gripper.action_index) is not None:
+                decoded[:, i] = gripper.to_robot(decoded[:, i])
+        return decoded
+
+
 # Sign of each ALOHA joint in the frame of pi's own robots: 6 arm joints and a gripper, twice.
 _ALOHA_SIGNS = np.array([1.0, -1.0, -1.0, 1.0, 1.0, 1.0, 1.0] * 2)
 _ALOHA_GRIPPERS = [6, 13]
