@@ -257,6 +257,7 @@ class OxygenNode(LifecycleNode):
         options = EngineOptions(
             checkpoint=self._value('checkpoint'),
             tokenizer=self._value('tokenizer'),
+            openpi_config=self._value('openpi_config'),
             device=self._value('device'),
             dtype=self._value('dtype'),
             num_slots=self._value('num_slots'),

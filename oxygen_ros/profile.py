@@ -59,6 +59,7 @@ class CameraProfile:
     required: bool = True  # no frame without it; an optional camera that is absent is left out
     max_age_s: float = _positive()
     expected_hz: float = _at_least(0, default=0.0)  # for diagnostics; 0 = unknown
+    openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class JointsProfile:
     names: tuple[str, ...]
     max_age_s: float = _positive()
     assume_order: bool = False  # accept messages without names when their length fits exactly
+    openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from oxygen_ros.model.checkpoints import (
     read_config,
 )
 from oxygen_ros.model.config import Pi05Config, preset
-from oxygen_ros.model.processor import Processor
+from oxygen_ros.model.processor import Codec, Processor
 from oxygen_ros.model.prompt import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from oxygen_ros.model.rtc import Continuation, Guided, Trained
 from oxygen_ros.model.transforms import Adapter, GripperAdapter, GripperMap, NormStats, make_adapter
@@ -45,6 +45,9 @@ class EngineOptions:
     """safetensors file or directory; empty only if the profile asks for random weights."""
     tokenizer: str = ''
     """SentencePiece model; empty looks beside the checkpoint."""
+    openpi_config: str = ''
+    """Name of an openpi training config that replaces the profile's `model` and `action.adapter`;
+    '' = none."""
     device: str = 'auto'
     dtype: str = 'auto'
     num_slots: int = 8
@@ -76,6 +79,7 @@ def build_engine(
     Raises:
         ProfileError: profile and checkpoint do not fit, naming the key.
         CheckpointError: config.json or the weights do not fit, naming fields or tensors.
+        OpenpiError: `openpi_config` is set, but openpi or the config cannot be used.
         FileNotFoundError: tokenizer or statistics are missing, naming the path.
         ValueError: unknown device, dtype or execution, or options that make no engine.
     """
@@ -84,15 +88,13 @@ def build_engine(
             f"parameter 'execution': expected one of {list(EXECUTIONS)}, got {options.execution!r}"
         )
     checkpoint = find_checkpoint(profile, options)
-    declared = read_config(checkpoint) if checkpoint else None
-    config = model_config(profile, declared)
-    if declared is not None:
-        _refuse(declared_problems(profile, config, declared))
+    config, processor = (_by_openpi if options.openpi_config else _by_profile)(
+        profile, options, checkpoint
+    )
+    tokenizer = processor.tokenizer
     _refuse_blending(profile, config)
     continuation = None if leftover is None else _continuation(profile)
-    tokenizer = load_tokenizer(options, checkpoint, config)
     tasks = [_language_task(task, tokenizer) for task in profile.tasks]
-    processor = make_processor(profile, config, tokenizer, load_stats(profile, checkpoint))
     scheduler = Scheduler(
         tasks,
         num_slots=options.num_slots,
@@ -128,6 +130,49 @@ def build_engine(
         on_text=on_text,
         leftover=None if continuation is None else leftover,
         frame_waiting=frame_waiting,
+    )
+
+
+def _by_profile(
+    profile: RobotProfile, options: EngineOptions, checkpoint: Path | None
+) -> tuple[Pi05Config, Codec]:
+    declared = read_config(checkpoint) if checkpoint else None
+    config = model_config(profile, declared)
+    if declared is not None:
+        _refuse(declared_problems(profile, config, declared))
+    tokenizer = load_tokenizer(options, checkpoint, config)
+    stats = load_stats(profile, checkpoint)
+    return config, make_processor(profile, config, tokenizer, stats)
+
+
+def _by_openpi(
+    profile: RobotProfile, options: EngineOptions, checkpoint: Path | None
+) -> tuple[Pi05Config, Codec]:
+    """Take from openpi what it knows; of the profile's `model` only the prefix attention counts."""
+    from oxygen_ros.model import openpi_bridge
+
+    if checkpoint is None:
+        raise ProfileError("parameter 'openpi_config': expected parameter 'checkpoint', got ''")
+    policy = openpi_bridge.load_policy(options.openpi_config, folder_of(checkpoint))
+    config = replace(policy.config, prefix_attention=profile.model.prefix_attention)
+    if profile.model.action_horizon not in (0, config.action_horizon):
+        raise ProfileError(
+            f'profile {profile.name}: model.action_horizon: expected 0 or {config.action_horizon}, '
+            f'that of {options.openpi_config}, got {profile.model.action_horizon}'
+        )
+    try:
+        tokenizer = load_tokenizer(options, checkpoint, config)
+    except FileNotFoundError:
+        if options.tokenizer:
+            raise
+        tokenizer = SentencePieceTokenizer(openpi_bridge.tokenizer_path())
+    keys = openpi_bridge.robot_keys(
+        profile.action.adapter,
+        {camera.slot: camera.openpi_key for camera in profile.cameras},
+        profile.joints.openpi_key,
+    )
+    return config, openpi_bridge.OpenpiProcessor(
+        policy, keys, _adapter(profile, 'identity'), tokenizer
     )
 
 
@@ -266,14 +311,14 @@ def make_processor(
         prompt=profile.model.prompt,
         normalization=profile.model.normalization,
         norm_stats=norm_stats,
-        adapter=_adapter(profile),
+        adapter=_adapter(profile, profile.action.adapter),
         delta_mask=profile.action.delta_mask,
     )
 
 
-def _adapter(profile: RobotProfile) -> Adapter:
+def _adapter(profile: RobotProfile, name: str) -> Adapter:
     joints, commands = profile.joints.names, profile.command.names
-    adapter = make_adapter(profile.action.adapter, len(joints), len(commands))
+    adapter = make_adapter(name, len(joints), len(commands))
     if not profile.grippers:
         return adapter
     maps = tuple(
