@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from golden_transforms import assert_equal_up_to_arcsin, assert_identical
 
+from oxygen_ros.engine.factory import EngineOptions, build_engine
 from oxygen_ros.model import openpi_bridge, transforms
 from oxygen_ros.model.config import PRESETS
 from oxygen_ros.model.openpi_bridge import (
@@ -40,7 +41,9 @@ from oxygen_ros.model.transforms import (
     pad_to_dim,
 )
 from oxygen_ros.observation import Observation
+from oxygen_ros.profile import ProfileError, load_profile
 
+CONFIG = Path(__file__).parents[1] / 'config'
 Data = dict[str, Any]
 SLOTS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')
 ROBOTS = {'aloha': (14, 14), 'droid': (8, 8), 'libero': (8, 7)}
@@ -175,6 +178,28 @@ def model_inputs(max_len: int, with_state: bool) -> list[Callable[[Data], Data]]
     return [resize, tokenize, pad]
 
 
+@dataclass(frozen=True)
+class FakeAssets:
+    assets_dir: str
+    asset_id: str
+
+
+@dataclass(frozen=True)
+class FakeData:
+    assets: FakeAssets
+    robot: str
+
+    def create(self, assets_dirs: Path, model: Any) -> Any:
+        assert '://' not in self.assets.assets_dir, 'nothing may be fetched from the network'
+        name = self.assets.asset_id
+        return SimpleNamespace(
+            asset_id=name,
+            use_quantile_norm=True,
+            data_transforms=Group([robot_inputs(self.robot)], [robot_outputs(self.robot)]),
+            model_transforms=Group(model_inputs(200, not name.endswith('no_state'))),
+        )
+
+
 class FakeTrainConfig:
     """An openpi TrainConfig, as far as the bridge reads it."""
 
@@ -190,16 +215,7 @@ class FakeTrainConfig:
             max_token_len=200,
             **model,
         )
-        group = Group([robot_inputs(robot)], [robot_outputs(robot)])
-        steps = model_inputs(200, with_state=not name.endswith('no_state'))
-        self.data = SimpleNamespace(
-            create=lambda assets_dirs, model: SimpleNamespace(
-                asset_id=name,
-                use_quantile_norm=True,
-                data_transforms=group,
-                model_transforms=Group(steps),
-            )
-        )
+        self.data = FakeData(FakeAssets('gs://far/away', name), robot)
 
 
 def gemma_config(variant: str) -> Any:
@@ -405,6 +421,41 @@ def test_without_openpi_the_error_says_how_to_install_it(
     assert '-e openpi/packages/openpi-client -e openpi' in message
 
 
+# --- from the node's parameter --------------------------------------------------------------------
+
+
+def build(profile_name: str, horizon: int, **options: Any) -> None:
+    profile = load_profile(profile_name, CONFIG)
+    profile = replace(profile, model=replace(profile.model, action_horizon=horizon))
+    build_engine(
+        profile,
+        EngineOptions(openpi_config='chain_droid', **options),
+        on_chunk=lambda chunk: None,
+        on_text=lambda update: None,
+    )
+
+
+@pytest.mark.usefixtures('openpi')
+def test_the_factory_asks_openpi_for_the_tokenizer_where_none_is_beside_the_weights(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(FileNotFoundError, match=r'no tokenizer at /cache/paligemma_tokenizer'):
+        build('droid', 10, checkpoint=str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r'no tokenizer at /my/tokenizer'):
+        build('droid', 10, checkpoint=str(tmp_path), tokenizer='/my/tokenizer')
+
+
+@pytest.mark.usefixtures('openpi')
+def test_a_horizon_that_is_not_the_training_configs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match='expected 0 or 10, that of chain_droid, got 15'):
+        build('droid', 15, checkpoint=str(tmp_path))
+
+
+def test_an_openpi_config_without_a_checkpoint_is_refused() -> None:
+    with pytest.raises(ProfileError, match="expected parameter 'checkpoint'"):
+        build('dummy', 0)
+
+
 # --- oxygen_convert -------------------------------------------------------------------------------
 
 
@@ -458,7 +509,12 @@ def test_a_conversion_without_a_checkout_of_openpi_is_an_error(
 
 @pytest.mark.skipif(find_spec('openpi') is None, reason='openpi is not installed')
 @pytest.mark.parametrize(
-    ('config', 'name'), [('pi05_droid', 'chain_droid'), ('pi05_libero', 'chain_libero_no_state')]
+    ('config', 'name'),
+    [
+        ('pi05_aloha_pen_uncap', 'chain_aloha'),
+        ('pi05_droid', 'chain_droid'),
+        ('pi05_libero', 'chain_libero_no_state'),
+    ],
 )
 def test_openpis_own_transforms_give_the_golden_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, name: str
@@ -500,9 +556,8 @@ def real_policy(
         self._max_len, self._tokenizer = max_len, Words()
 
     monkeypatch.setattr(tokenizer.PaligemmaTokenizer, '__init__', build)
-    train = configs.get_config(config)
-    asset_id = train.data.create(train.assets_dirs, train.model).asset_id
-    stats = folder / 'assets' / asset_id / 'norm_stats.json'
+    data = configs.get_config(config).data
+    stats = folder / 'assets' / (data.assets.asset_id or data.repo_id) / 'norm_stats.json'
     stats.parent.mkdir(parents=True)
     source = golden.GOLDEN / f'transforms.{name}.norm_stats.json'
     stats.write_bytes(source.read_bytes())

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -144,7 +144,7 @@ def load_policy(name: str, checkpoint: Path) -> OpenpiPolicy:
             f"parameter 'openpi_config': expected a config of pi0.5, but the model of {name!r} is "
             f'{type(train.model).__name__} without pi05=True'
         )
-    data = train.data.create(train.assets_dirs, train.model)
+    data = _offline(train.data, checkpoint / 'assets').create(train.assets_dirs, train.model)
     if data.asset_id is None:
         raise OpenpiError(f'openpi config {name!r}: has no asset id, so no statistics are known')
     stats = openpi.normalize.load(checkpoint / 'assets' / data.asset_id)
@@ -167,6 +167,16 @@ def load_policy(name: str, checkpoint: Path) -> OpenpiPolicy:
             ]
         ),
     )
+
+
+def _offline(factory: Any, assets: Path) -> Any:
+    """A data config that finds its statistics in the checkpoint.
+
+    As it is, it may fetch those of the model that was fine-tuned from the network, for nothing.
+    """
+    if not hasattr(factory, 'assets'):
+        return factory
+    return replace(factory, assets=replace(factory.assets, assets_dir=str(assets)))
 
 
 def _sizes(gemma: Any, model: Any) -> Pi05Config:
