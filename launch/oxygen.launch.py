@@ -17,6 +17,7 @@ from launch_ros.substitutions import FindPackageShare
 PARAMETERS = {
     'profile': (str, 'robot profile: a name in config/ (dummy, aloha, droid, libero) or a file'),
     'checkpoint': (str, 'folder of the checkpoint: model.safetensors, assets, tokenizer.model'),
+    'openpi_config': (str, 'openpi training config to take transforms from, if openpi is there'),
     'device': (str, 'where the model runs: auto, cpu, cuda or cuda:N'),
     'dtype': (str, 'numbers the model computes with: auto, float32 or bfloat16'),
     'instruction': (str, 'what the robot should do until the instruction topic says otherwise'),

@@ -6,14 +6,15 @@ node's statistics and diagnostics timers.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from oxygen_ros.engine.engine import EngineStats
 from oxygen_ros.observation import SourceStatus
-from oxygen_ros.profile import RobotProfile
+from oxygen_ros.profile import GripperProfile, RobotProfile
 from oxygen_ros.publisher import PublisherStats
 
 # diagnostic_msgs/DiagnosticStatus levels
@@ -22,6 +23,11 @@ OK, WARN, ERROR, STALE = range(4)
 RATE_WINDOW_NS = 2_000_000_000
 MIN_RATE_SHARE = 0.8
 """Below this share of the declared rate a source is reported as slow."""
+
+GRIPPER_PLAY = 0.1
+"""Share of its range by which a gripper may read outside it."""
+QUIET_LOAD_S = 2.0
+"""Weights that are loaded sooner need no progress in the log."""
 
 ENGINE_NUMBERS = (
     'prefill_ms', 'denoise_ms', 'decode_step_ms', 'frames', 'prefills', 'chunks', 'tokens',
@@ -42,6 +48,32 @@ class Status:
     level: int
     message: str
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def gripper_problem(gripper: GripperProfile, position: float) -> str:
+    """Say that a gripper reads more than a tenth outside its range; '' if it does not."""
+    if -GRIPPER_PLAY <= gripper.share(position) <= 1 + GRIPPER_PLAY:
+        return ''
+    return (
+        f'{gripper.joint} reads {position:g}, but grippers says {gripper.robot[0]:g} to '
+        f'{gripper.robot[1]:g}; is it another unit?'
+    )
+
+
+def progress_sentences(
+    say: Callable[[str], object], clock_s: Callable[[], float] = time.monotonic
+) -> Callable[[float], None]:
+    """Return what takes the fraction of the weights that is loaded and says every tenth of it."""
+    started_s, said = clock_s(), 0
+
+    def report(fraction: float) -> None:
+        nonlocal said
+        tenths = int(10 * fraction)
+        if tenths > said and clock_s() - started_s > QUIET_LOAD_S:
+            say(f'weights loaded: {10 * tenths} %')
+            said = tenths
+
+    return report
 
 
 class RateWindow:
@@ -232,6 +264,16 @@ class Monitor:
             message = f'{status.rate_hz:.1f} Hz of {expected_hz:g} Hz arrive'
             return Status(name, WARN, message, values)
         return Status(name, OK, f'{status.rate_hz:.1f} Hz', values)
+
+    def gripper_status(self, positions: Mapping[str, float]) -> Status:
+        """Describe whether grippers read what the profile says they may, by joint name."""
+        problems = [
+            problem
+            for gripper in self._profile.grippers
+            if gripper.joint in positions
+            and (problem := gripper_problem(gripper, positions[gripper.joint]))
+        ]
+        return Status('grippers', WARN if problems else OK, '; '.join(problems) or 'within range')
 
 
 def clock_status(use_sim_time: bool, ros_now_ns: int) -> Status:

@@ -257,6 +257,7 @@ class OxygenNode(LifecycleNode):
         options = EngineOptions(
             checkpoint=self._value('checkpoint'),
             tokenizer=self._value('tokenizer'),
+            openpi_config=self._value('openpi_config'),
             device=self._value('device'),
             dtype=self._value('dtype'),
             num_slots=self._value('num_slots'),
@@ -272,6 +273,7 @@ class OxygenNode(LifecycleNode):
             on_text=self._on_text,
             leftover=actions.leftover,
             frame_waiting=frame_waiting,
+            on_progress=monitor.progress_sentences(self.get_logger().info),
         )
 
     def _load_engine(self, parts: Parts) -> None:
@@ -572,7 +574,9 @@ class OxygenNode(LifecycleNode):
     def _statuses(self, parts: Parts) -> list[monitor.Status]:
         commands = parts.publisher.stats() if parts.publisher is not None else None
         engine = parts.loop.engine.stats if parts.loop.engine is not None else None
+        positions = parts.buffer.positions(parts.control_ns())
         return [
+            *([parts.monitor.gripper_status(positions)] if parts.profile.grippers else []),
             parts.monitor.command_status(self._active, commands),
             parts.monitor.engine_status(
                 self._active,

@@ -51,6 +51,12 @@ PARAMETERS = (
     NodeParameter(
         'tokenizer', '', 'SentencePiece model; empty looks for tokenizer.model beside the weights.'
     ),
+    NodeParameter(
+        'openpi_config',
+        '',
+        'openpi training config, e.g. pi05_droid, to take sizes, transforms, statistics and prompt '
+        'from; needs openpi. Empty takes the profile.',
+    ),
     NodeParameter('device', 'auto', 'auto, cpu, cuda or cuda:N.'),
     NodeParameter('dtype', 'auto', 'auto (bfloat16 on CUDA, else float32), float32 or bfloat16.'),
     NodeParameter('seed', 0, 'Seed of the noise that actions start from.', 0, 2**31 - 1),

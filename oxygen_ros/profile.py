@@ -59,6 +59,7 @@ class CameraProfile:
     required: bool = True  # no frame without it; an optional camera that is absent is left out
     max_age_s: float = _positive()
     expected_hz: float = _at_least(0, default=0.0)  # for diagnostics; 0 = unknown
+    openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class JointsProfile:
     names: tuple[str, ...]
     max_age_s: float = _positive()
     assume_order: bool = False  # accept messages without names when their length fits exactly
+    openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,24 @@ class ActionProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GripperProfile:
+    """How one joint of the robot counts and how the model does, for state and command alike.
+
+    The two are linear in each other: `model[0]` is `robot[0]`, or with `invert` is `robot[1]`.
+    """
+
+    joint: str  # in joints.names, in command.names, or in both
+    model: tuple[float, ...]  # lowest and highest, in the unit the model was trained on
+    robot: tuple[float, ...]  # the same two positions, or with `invert` the other way round
+    invert: bool = False
+
+    def share(self, position: float) -> float:
+        """Where in the robot's range a position is: 0 at the lowest, 1 at the highest."""
+        low, high = self.robot
+        return (position - low) / (high - low)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskProfile:
     """A language task: text is streamed to people, memory notes are published whole."""
 
@@ -146,7 +166,8 @@ class ModelProfile:
     num_denoise_steps: int = _at_least(1, default=10)
     random_weights: bool = False
     norm_stats: str = ''  # asset id or path; '' = search beside the checkpoint
-    action_horizon: int = _at_least(0, default=0)  # rows of a chunk; 0 = the preset's
+    # Rows of a chunk; 0 = what config.json says, else the preset's.
+    action_horizon: int = _at_least(0, default=0)
     # Largest delay [rows] that the checkpoint was trained to act under (arXiv 2512.05964); 0 = none
     training_max_delay: int = _at_least(0, default=0)
 
@@ -160,6 +181,7 @@ class RobotProfile:
     instruction: InstructionProfile
     command: CommandProfile
     action: ActionProfile
+    grippers: tuple[GripperProfile, ...] = ()  # () = the robot counts as the model does
     tasks: tuple[TaskProfile, ...] = ()
     model: ModelProfile
 
@@ -346,6 +368,7 @@ def _problems(profile: RobotProfile) -> Iterator[str]:
     yield from lengths
     if not lengths:
         yield from _command_problems(profile)
+        yield from _gripper_problems(profile)
         yield from _delta_problems(profile)
     yield from _blending_problems(profile)
 
@@ -427,6 +450,25 @@ def _command_problems(profile: RobotProfile) -> Iterator[str]:
             # The first command and `hold` are relative to the measurement, so it must exist.
             yield f'command.names: position of {name!r} is commanded but it is not in joints.names'
     yield from _fallback_problems(command)
+
+
+def _gripper_problems(profile: RobotProfile) -> Iterator[str]:
+    yield from _duplicates('grippers', 'joint', [gripper.joint for gripper in profile.grippers])
+    command = dict(zip(profile.command.names, profile.command.quantity, strict=True))
+    for i, gripper in enumerate(profile.grippers):
+        for key, ends in (('model', gripper.model), ('robot', gripper.robot)):
+            if len(ends) != 2 or not ends[0] < ends[1]:
+                yield (
+                    f'grippers[{i}].{key}: expected the lowest and the highest position; '
+                    f'got {list(ends)}'
+                )
+        if gripper.joint not in (*profile.joints.names, *command):
+            yield (
+                f'grippers[{i}].joint: {gripper.joint!r} is neither in joints.names nor in '
+                f'command.names'
+            )
+        if command.get(gripper.joint) == 'velocity':
+            yield f'grippers[{i}].joint: {gripper.joint!r} is commanded by velocity, not position'
 
 
 def _fallback_problems(command: CommandProfile) -> Iterator[str]:

@@ -19,6 +19,7 @@ TREE = ast.parse(LAUNCH_FILE.read_text(encoding='utf-8'))
 ARGUMENTS = {
     'profile',
     'checkpoint',
+    'openpi_config',
     'device',
     'dtype',
     'params_file',

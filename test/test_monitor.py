@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from oxygen_ros.engine.engine import EngineStats
-from oxygen_ros.monitor import ERROR, OK, WARN, Growth, Monitor, RateWindow, clock_status
+from oxygen_ros.monitor import (
+    ERROR,
+    OK,
+    WARN,
+    Growth,
+    Monitor,
+    RateWindow,
+    clock_status,
+    progress_sentences,
+)
 from oxygen_ros.observation import SourceStatus
-from oxygen_ros.profile import load_profile
+from oxygen_ros.profile import GripperProfile, load_profile
 from oxygen_ros.publisher import PublisherStats
 
+CONFIG = Path(__file__).parents[1] / 'config'
 S = 1_000_000_000
 COMMANDS = PublisherStats(
     commands=100,
@@ -143,3 +154,31 @@ def test_a_simulated_clock_that_does_not_run_is_named():
     assert clock_status(False, 0).level == OK
     assert 'waiting for /clock' in clock_status(True, 0).message
     assert clock_status(True, 5 * S).level == OK
+
+
+def test_a_slow_load_says_every_tenth_once_and_a_fast_one_nothing() -> None:
+    for seconds, expected in ((0.001, []), (0.1, ['20 %', '30 %', '40 %', '50 %', '100 %'])):
+        said: list[str] = []
+        now_s = 0.0
+        report = progress_sentences(said.append, lambda: now_s)  # noqa: B023
+        for percent in (*range(1, 56), 100):
+            now_s += seconds
+            report(percent / 100)
+        assert said == [f'weights loaded: {share}' for share in expected]
+
+
+@pytest.mark.parametrize(
+    ('position', 'level'), [(0.0, OK), (0.87, OK), (-0.07, OK), (0.9, WARN), (-0.1, WARN)]
+)
+def test_a_gripper_more_than_a_tenth_outside_its_range_is_reported(position, level) -> None:
+    gripper = GripperProfile(joint='gripper', model=(0.0, 1.0), robot=(0.0, 0.8), invert=True)
+    profile = replace(load_profile('dummy', CONFIG), grippers=(gripper,))
+    status = Monitor(profile).gripper_status({'gripper': position})
+    assert status.level == level
+    assert ('is it another unit?' in status.message) == (level == WARN)
+
+
+def test_a_gripper_that_is_not_measured_is_no_problem_of_its_range() -> None:
+    gripper = GripperProfile(joint='gripper', model=(0.0, 1.0), robot=(0.0, 0.8))
+    profile = replace(load_profile('dummy', CONFIG), grippers=(gripper,))
+    assert Monitor(profile).gripper_status({}).level == OK

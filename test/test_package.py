@@ -24,6 +24,7 @@ PIP_ONLY = {'torch', 'safetensors', 'sentencepiece'} | {
     'matplotlib',
     'rich',
     'mujoco',
+    'openpi',
 }
 
 
@@ -86,7 +87,7 @@ def test_an_executable_names_a_function_that_exists(name: str, module: str, func
 
 def test_the_programs_are_executables() -> None:
     programs = {'oxygen', 'oxygen_demo', 'oxygen_episodes', 'oxygen_play', 'oxygen_tabletop'}
-    programs |= {'oxygen_train'}
+    programs |= {'oxygen_convert', 'oxygen_profile_check', 'oxygen_train', 'profile_check'}
     assert programs <= {name for name, _, _ in EXECUTABLES}
 
 

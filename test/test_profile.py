@@ -13,7 +13,7 @@ import yaml
 from oxygen_ros.profile import ProfileError, RobotProfile, load_profile
 
 CONFIG = Path(__file__).parents[1] / 'config'
-ROBOTS = ('aloha', 'droid', 'dummy', 'libero', 'tabletop')
+ROBOTS = ('aloha', 'droid', 'dummy', 'libero', 'tabletop', 'template')
 DUMMY: dict[str, Any] = yaml.safe_load((CONFIG / 'dummy.yaml').read_text())
 
 Load = Callable[[dict[str, Any]], RobotProfile]
@@ -28,6 +28,10 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         node = node[part]
     node[last] = value
     return raw
+
+
+def gripper(**changes: Any) -> dict[str, Any]:
+    return {'joint': 'joint_6', 'model': [0.0, 1.0], 'robot': [0.0, 0.8], **changes}
 
 
 @pytest.fixture
@@ -63,16 +67,18 @@ def test_the_node_parameters_apply_to_any_node_and_name_a_shipped_profile() -> N
     assert raw['/**']['ros__parameters']['profile'] in ROBOTS
 
 
-def test_the_dummy_profile_shows_every_key(load: Load) -> None:
-    """It is the manual: a field added to the schema must be explained there."""
-    text = (CONFIG / 'dummy.yaml').read_text()
-    profile = load_profile('dummy', CONFIG)
+@pytest.mark.parametrize('name', ['dummy', 'template'])
+def test_a_manual_shows_every_key(name: str) -> None:
+    """A field added to the schema must be explained in both."""
+    text = (CONFIG / f'{name}.yaml').read_text()
+    profile = load_profile('template', CONFIG)
     records = [
         profile.cameras[0],
         profile.joints,
         profile.instruction,
         profile.command,
         profile.action,
+        profile.grippers[0],
         profile.tasks[0],
         profile.model,
     ]
@@ -218,6 +224,12 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
         ('joints.topic', 'a/', ['joints.topic']),
         ('joints.topic', 'caméra', ['joints.topic']),
         ('command.topic', 'joint_states', ['command.topic: is also joints.topic']),
+        # grippers
+        ('grippers', [gripper(joint='thumb')], ["grippers[0].joint: 'thumb' is neither in"]),
+        ('grippers', [gripper(robot=[0.8, 0.0])], ['grippers[0].robot: expected the lowest']),
+        ('grippers', [gripper(model=[1.0])], ['grippers[0].model: expected the lowest']),
+        ('grippers', [gripper(), gripper()], ["grippers: joint 'joint_6' is given 2 times"]),
+        ('grippers', [gripper(invert=1)], ['grippers[0].invert: expected true or false']),
         # combinations
         ('action.blending', 'rtc_trained', ['action.blending: rtc_trained needs', 'got 0']),
         ('command.limits.lower', 4.0, ['joint_1: expected lower < upper; got 4 and 3.14']),
@@ -257,12 +269,13 @@ def test_a_missing_key_is_named(load: Load, section: str, key: str) -> None:
         ({'fallback': 'home', 'quantity': 'velocity'}, 'home needs positions'),
         ({'fallback': 'stop', 'quantity': 'velocity'}, 'leave the last velocity in force'),
         ({'interface': 'joint_trajectory', 'quantity': 'velocity'}, 'takes positions only'),
+        ({'quantity': 'velocity'}, "'joint_6' is commanded by velocity"),
     ],
 )
 def test_a_dangerous_combination_is_refused(
     load: Load, command: dict[str, Any], expected: str
 ) -> None:
-    raw = copy.deepcopy(DUMMY)
+    raw = changed('grippers', [gripper()])
     raw['command'].update(command)
     assert expected in refusal(load, raw)
 

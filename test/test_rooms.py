@@ -60,6 +60,12 @@ def test_torch_is_imported_only_beside_the_tensors(module: str) -> None:
 
 
 @pytest.mark.parametrize('module', MODULES)
+def test_openpi_is_imported_only_by_its_bridge(module: str) -> None:
+    if module != 'model/openpi_bridge.py':
+        assert 'openpi' not in roots_of(module)
+
+
+@pytest.mark.parametrize('module', MODULES)
 def test_rclpy_is_imported_only_by_the_node_and_programs(module: str) -> None:
     if not module.startswith(RCLPY_ROOMS):
         assert not roots_of(module) & RCLPY

@@ -16,10 +16,11 @@ torch = pytest.importorskip('torch')
 if find_spec('mujoco') is None:  # imported here, it would look for a screen
     pytest.skip('MuJoCo is not installed', allow_module_level=True)
 
+from oxygen_ros.model.checkpoints import CheckpointError  # noqa: E402
 from oxygen_ros.model.config import preset  # noqa: E402
 from oxygen_ros.model.processor import Processor  # noqa: E402
 from oxygen_ros.model.prompt import SentencePieceTokenizer  # noqa: E402
-from oxygen_ros.model.weights import CheckpointError, load_model  # noqa: E402
+from oxygen_ros.model.weights import load_model  # noqa: E402
 from oxygen_ros.observation import Observation  # noqa: E402
 from oxygen_ros.profile import RobotProfile, load_profile  # noqa: E402
 from oxygen_ros.sim import train  # noqa: E402

@@ -12,7 +12,15 @@ import pytest
 from golden_transforms import assert_equal_up_to_arcsin, assert_identical
 
 from oxygen_ros.model import transforms
-from oxygen_ros.model.transforms import NormStats, VectorStats, load_norm_stats, make_adapter
+from oxygen_ros.model.transforms import (
+    Adapter,
+    GripperAdapter,
+    GripperMap,
+    NormStats,
+    VectorStats,
+    load_norm_stats,
+    make_adapter,
+)
 
 CASES = {case['name']: case for case in golden.CONTENT['cases']}
 RESIZES = {entry['key']: entry for entry in golden.CONTENT['resize']['list']}
@@ -278,3 +286,56 @@ def test_statistics_without_quantiles_load(tmp_path: Path, absent: dict[str, Any
     stats = load_norm_stats(path)
     assert stats.state.q01 is None
     assert_identical(stats.state.mean, np.array([0.5, 0.0]))
+
+
+# ------------------------------------------------------------------------------------- grippers
+
+
+def gripper(model: tuple[float, float], robot: tuple[float, float]) -> GripperAdapter:
+    """Two joints, of which the second is a gripper."""
+    return GripperAdapter(2, 2, Adapter(2, 2), (GripperMap(1, 1, model, robot),))
+
+
+@pytest.mark.parametrize(
+    ('model', 'robot', 'position', 'expected'),
+    [
+        ((0.0, 1.0), (0.0449, 0.058), 0.058, 1.0),  # ALOHA's fingers [m], 1 = open
+        ((0.0, 1.0), (0.8, 0.0), 0.8, 0.0),  # Robotiq [rad], closed at 0.8: inverted
+        ((0.0, 1.0), (0.8, 0.0), 0.2, 0.75),
+        ((-1.0, 1.0), (0.0, 255.0), 127.5, 0.0),
+    ],
+)
+def test_a_gripper_is_mapped_linearly_and_back_to_itself(
+    model: tuple[float, float], robot: tuple[float, float], position: float, expected: float
+) -> None:
+    adapter = gripper(model, robot)
+    state = np.array([0.3, position], np.float32)
+    encoded = adapter.encode_state(state)
+    np.testing.assert_allclose(encoded, [0.3, expected], atol=1e-6)
+    command = adapter.decode_actions(np.array([[*encoded, 0.0, 0.0]]))  # the model's padding
+    np.testing.assert_allclose(command, [[0.3, position]], atol=1e-6)
+    np.testing.assert_allclose(adapter.encode_actions(command)[0], encoded, atol=1e-6)
+    assert state[1] == np.float32(position), 'the observation is not written to'
+
+
+def test_a_gripper_outside_its_range_is_not_clipped() -> None:
+    adapter = gripper((0.0, 1.0), (0.0, 0.8))
+    assert adapter.encode_state(np.array([0.0, 0.88]))[1] == pytest.approx(1.1)
+
+
+def test_a_gripper_may_be_only_measured_or_only_commanded() -> None:
+    table = GripperMap(None, 0, (0.0, 1.0), (0.8, 0.0))
+    adapter = GripperAdapter(1, 1, Adapter(1, 1), (table,))
+    np.testing.assert_array_equal(adapter.encode_state(np.array([0.5])), [0.5])
+    np.testing.assert_allclose(adapter.decode_actions(np.array([[0.25]])), [[0.6]])
+
+
+def test_a_gripper_is_mapped_before_the_robots_own_transform() -> None:
+    aloha = make_adapter('aloha', 14, 14)
+    table = GripperMap(6, 6, (0.0, 1.0), (0.0449, 0.058))
+    adapter = GripperAdapter(14, 14, aloha, (table,))
+    state = np.zeros(14, np.float32)
+    state[6] = 0.05145
+    half = np.zeros(14)
+    half[6] = 0.5
+    np.testing.assert_allclose(adapter.encode_state(state), aloha.encode_state(half), atol=1e-4)

@@ -10,13 +10,15 @@ import torch
 from golden_pi05 import CHECKPOINT, CPU, GOLDEN
 from safetensors.torch import load_file, save_file
 
-from oxygen_ros.model.config import PRESETS
-from oxygen_ros.model.pi05 import Pi05
-from oxygen_ros.model.weights import (
+from oxygen_ros.model.checkpoints import (
     LANGUAGE_HEAD,
     TIED_EMBEDDING,
     UNUSED,
     CheckpointError,
+)
+from oxygen_ros.model.config import PRESETS
+from oxygen_ros.model.pi05 import Pi05
+from oxygen_ros.model.weights import (
     checkpoint_names,
     load_model,
     parameter_dtype,
@@ -104,14 +106,14 @@ def test_a_sharded_directory_loads_like_one_file(tmp_path, weights):
 
 def test_one_error_lists_all_missing_unexpected_and_misshapen_tensors(tmp_path, weights):
     del weights['time_mlp_in.bias']
-    weights['state_proj.weight'] = torch.zeros(2, 2)
+    weights['memory_proj.weight'] = torch.zeros(2, 2)
     weights['action_out_proj.weight'] = torch.zeros(7, 32)
     with pytest.raises(CheckpointError) as error:
         load(saved(tmp_path, weights))
     message = str(error.value)
     assert str(tmp_path) in message
     assert 'missing: time_mlp_in.bias [32]' in message
-    assert 'unexpected: state_proj.weight [2, 2]' in message
+    assert 'unexpected: memory_proj.weight [2, 2]' in message
     assert 'wrong shape: action_out_proj.weight: expected [32, 32], got [7, 32]' in message
 
 

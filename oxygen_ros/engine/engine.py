@@ -19,7 +19,7 @@ import numpy as np
 from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.sequence import FinishReason, Frame, Sequence
-from oxygen_ros.model.processor import ModelInput, Processor
+from oxygen_ros.model.processor import Codec, ModelInput
 from oxygen_ros.observation import Observation
 
 NO_DEADLINE_NS = 2**63 - 1
@@ -93,7 +93,7 @@ class NonFiniteActions(RuntimeError):
 class Engine:
     def __init__(
         self,
-        processor: Processor,
+        processor: Codec,
         scheduler: Scheduler,
         runner: Runner,
         *,

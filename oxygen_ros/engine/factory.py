@@ -7,7 +7,7 @@ when it is configured, by the evaluation and by the benchmarks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oxygen_ros.actions import ActionChunk, Leftover
@@ -18,11 +18,19 @@ from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.slots import SlotLayout
 from oxygen_ros.engine.static_runner import make_runner
 from oxygen_ros.engine.tasks import LanguageTask
+from oxygen_ros.model.checkpoints import (
+    CheckpointError,
+    Declared,
+    find_norm_stats,
+    folder_of,
+    member,
+    read_config,
+)
 from oxygen_ros.model.config import Pi05Config, preset
-from oxygen_ros.model.processor import Processor
+from oxygen_ros.model.processor import Codec, Processor
 from oxygen_ros.model.prompt import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from oxygen_ros.model.rtc import Continuation, Guided, Trained
-from oxygen_ros.model.transforms import NormStats, load_norm_stats, make_adapter
+from oxygen_ros.model.transforms import Adapter, GripperAdapter, GripperMap, NormStats, make_adapter
 from oxygen_ros.profile import ProfileError, RobotProfile, TaskProfile, blending_misfits
 
 EXECUTIONS = {'unified': Engine, 'shared': SharedEngine, 'isolated': IsolatedEngine}
@@ -37,6 +45,9 @@ class EngineOptions:
     """safetensors file or directory; empty only if the profile asks for random weights."""
     tokenizer: str = ''
     """SentencePiece model; empty looks beside the checkpoint."""
+    openpi_config: str = ''
+    """Name of an openpi training config that replaces the profile's `model` and `action.adapter`;
+    '' = none."""
     device: str = 'auto'
     dtype: str = 'auto'
     num_slots: int = 8
@@ -56,8 +67,10 @@ def build_engine(
     on_text: Callable[[TextUpdate], None],
     leftover: Callable[[int], Leftover | None] | None = None,
     frame_waiting: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> Engine:
-    """Load everything and wire it, in the thread that will use it; the callbacks are the Engine's.
+    """Load everything and wire it, in the thread that will use it; the callbacks are the Engine's,
+    but for `on_progress`, which is told the fraction of the weights that is loaded.
 
     `leftover` is asked only by profiles whose `action.blending` continues chunks (`rtc*`). Where
     it is None, because nobody plays the chunks in time, every chunk is made from its observation
@@ -65,7 +78,8 @@ def build_engine(
 
     Raises:
         ProfileError: profile and checkpoint do not fit, naming the key.
-        CheckpointError: the weights do not fit, naming the tensors.
+        CheckpointError: config.json or the weights do not fit, naming fields or tensors.
+        OpenpiError: `openpi_config` is set, but openpi or the config cannot be used.
         FileNotFoundError: tokenizer or statistics are missing, naming the path.
         ValueError: unknown device, dtype or execution, or options that make no engine.
     """
@@ -73,18 +87,14 @@ def build_engine(
         raise ValueError(
             f"parameter 'execution': expected one of {list(EXECUTIONS)}, got {options.execution!r}"
         )
-    config = preset(
-        profile.model.preset,
-        prefix_attention=profile.model.prefix_attention,
-        action_horizon=profile.model.action_horizon,
+    checkpoint = find_checkpoint(profile, options)
+    config, processor = (_by_openpi if options.openpi_config else _by_profile)(
+        profile, options, checkpoint
     )
-    if misfits := list(blending_misfits(profile, config.action_horizon)):
-        raise ProfileError('\n'.join(f'profile {profile.name}: {misfit}' for misfit in misfits))
+    tokenizer = processor.tokenizer
+    _refuse_blending(profile, config)
     continuation = None if leftover is None else _continuation(profile)
-    checkpoint = _checkpoint(profile, options)
-    tokenizer = _tokenizer(options, checkpoint, config)
     tasks = [_language_task(task, tokenizer) for task in profile.tasks]
-    processor = _processor(profile, config, tokenizer, _norm_stats(profile, checkpoint))
     scheduler = Scheduler(
         tasks,
         num_slots=options.num_slots,
@@ -99,6 +109,7 @@ def build_engine(
         options.device,
         options.dtype,
         options.seed,
+        on_progress=on_progress,
         differentiable_flow=isinstance(continuation, Guided) and continuation.jacobian,
     )
     runner = make_runner(
@@ -122,6 +133,49 @@ def build_engine(
     )
 
 
+def _by_profile(
+    profile: RobotProfile, options: EngineOptions, checkpoint: Path | None
+) -> tuple[Pi05Config, Codec]:
+    declared = read_config(checkpoint) if checkpoint else None
+    config = model_config(profile, declared)
+    if declared is not None:
+        _refuse(declared_problems(profile, config, declared))
+    tokenizer = load_tokenizer(options, checkpoint, config)
+    stats = load_stats(profile, checkpoint)
+    return config, make_processor(profile, config, tokenizer, stats)
+
+
+def _by_openpi(
+    profile: RobotProfile, options: EngineOptions, checkpoint: Path | None
+) -> tuple[Pi05Config, Codec]:
+    """Take from openpi what it knows; of the profile's `model` only the prefix attention counts."""
+    from oxygen_ros.model import openpi_bridge
+
+    if checkpoint is None:
+        raise ProfileError("parameter 'openpi_config': expected parameter 'checkpoint', got ''")
+    policy = openpi_bridge.load_policy(options.openpi_config, folder_of(checkpoint))
+    config = replace(policy.config, prefix_attention=profile.model.prefix_attention)
+    if profile.model.action_horizon not in (0, config.action_horizon):
+        raise ProfileError(
+            f'profile {profile.name}: model.action_horizon: expected 0 or {config.action_horizon}, '
+            f'that of {options.openpi_config}, got {profile.model.action_horizon}'
+        )
+    try:
+        tokenizer = load_tokenizer(options, checkpoint, config)
+    except FileNotFoundError:
+        if options.tokenizer:
+            raise
+        tokenizer = SentencePieceTokenizer(openpi_bridge.tokenizer_path())
+    keys = openpi_bridge.robot_keys(
+        profile.action.adapter,
+        {camera.slot: camera.openpi_key for camera in profile.cameras},
+        profile.joints.openpi_key,
+    )
+    return config, openpi_bridge.OpenpiProcessor(
+        policy, keys, _adapter(profile, 'identity'), tokenizer
+    )
+
+
 def _continuation(profile: RobotProfile) -> Continuation | None:
     action = profile.action
     if action.blending == 'rtc_trained':
@@ -136,7 +190,8 @@ def _continuation(profile: RobotProfile) -> Continuation | None:
     return None
 
 
-def _checkpoint(profile: RobotProfile, options: EngineOptions) -> Path | None:
+def find_checkpoint(profile: RobotProfile, options: EngineOptions) -> Path | None:
+    """Return the path of the checkpoint, or None for random weights."""
     if options.checkpoint:
         return Path(options.checkpoint).expanduser()
     if profile.model.random_weights:
@@ -148,7 +203,52 @@ def _checkpoint(profile: RobotProfile, options: EngineOptions) -> Path | None:
     )
 
 
-def _tokenizer(options: EngineOptions, checkpoint: Path | None, config: Pi05Config) -> Tokenizer:
+def model_config(profile: RobotProfile, declared: Declared | None) -> Pi05Config:
+    """Return the sizes of the model: the preset's, and what only the checkpoint can tell."""
+    horizon = declared.sizes.get('action_horizon', 0) if declared is not None else 0
+    config = preset(
+        profile.model.preset,
+        prefix_attention=profile.model.prefix_attention,
+        action_horizon=profile.model.action_horizon or horizon,
+    )
+    if declared is not None and declared.cameras:
+        config = replace(config, camera_slots=declared.cameras)
+    return config
+
+
+def declared_problems(profile: RobotProfile, config: Pi05Config, declared: Declared) -> list[str]:
+    """Say what of the profile is not as the checkpoint's config.json wants it."""
+    unknown = {camera.slot for camera in profile.cameras} - set(config.camera_slots)
+    return [
+        *declared.size_problems(config),
+        *declared.robot_problems(
+            normalization=profile.model.normalization,
+            state_width=len(profile.joints.names),
+            action_width=len(profile.command.names),
+            delta_mask=profile.action.delta_mask,
+        ),
+        *(
+            f'{declared.source}: cameras: expected slots among {list(config.camera_slots)}, got '
+            f'{slot!r}'
+            for slot in sorted(unknown)
+        ),
+    ]
+
+
+def _refuse_blending(profile: RobotProfile, config: Pi05Config) -> None:
+    if misfits := list(blending_misfits(profile, config.action_horizon)):
+        raise ProfileError('\n'.join(f'profile {profile.name}: {misfit}' for misfit in misfits))
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise CheckpointError('profile and checkpoint do not fit:\n  ' + '\n  '.join(problems))
+
+
+def load_tokenizer(
+    options: EngineOptions, checkpoint: Path | None, config: Pi05Config
+) -> Tokenizer:
+    """Return the tokenizer of a parameter, of the checkpoint, or of random weights."""
     tokenizer: Tokenizer
     if options.tokenizer:
         tokenizer = SentencePieceTokenizer(Path(options.tokenizer).expanduser())
@@ -165,34 +265,24 @@ def _tokenizer(options: EngineOptions, checkpoint: Path | None, config: Pi05Conf
 
 
 def _beside(checkpoint: Path, names: tuple[str, ...]) -> Path:
-    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    folder = folder_of(checkpoint)
     for name in names:
-        if (folder / name).is_file():
-            return folder / name
+        if (path := member(folder, name)).is_file():
+            return path
     raise FileNotFoundError(
         f"tokenizer: expected one of {list(names)} in {folder}, or parameter 'tokenizer' with the "
         f'path of the SentencePiece model that the checkpoint was trained with'
     )
 
 
-def _norm_stats(profile: RobotProfile, checkpoint: Path | None) -> NormStats | None:
+def load_stats(profile: RobotProfile, checkpoint: Path | None) -> NormStats | None:
+    """Return what the checkpoint was normalised with; None where the profile says `none`."""
     if profile.model.normalization == 'none':
         return None
-    named = profile.model.norm_stats
-    folder = checkpoint.parent if checkpoint and checkpoint.is_file() else checkpoint
-    candidates = [Path(named).expanduser()] if named else []
-    if folder is not None:
-        assets = folder / 'assets'
-        candidates.append(assets / named / 'norm_stats.json')
-        if not named:
-            candidates += sorted(assets.glob('**/norm_stats.json'))
-    found = sorted({path for path in candidates if path.is_file()})
-    if len(found) != 1:
-        raise FileNotFoundError(
-            f'profile {profile.name}: model.norm_stats: expected exactly one norm_stats.json '
-            f'({named or "any"} under {folder}/assets), found {[str(path) for path in found]}'
-        )
-    return load_norm_stats(found[0])
+    try:
+        return find_norm_stats(checkpoint, profile.model.norm_stats)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f'profile {profile.name}: {error}') from error
 
 
 def _language_task(task: TaskProfile, tokenizer: Tokenizer) -> LanguageTask:
@@ -207,9 +297,10 @@ def _language_task(task: TaskProfile, tokenizer: Tokenizer) -> LanguageTask:
     )
 
 
-def _processor(
+def make_processor(
     profile: RobotProfile, config: Pi05Config, tokenizer: Tokenizer, norm_stats: NormStats | None
 ) -> Processor:
+    """Return both ways between robot and model; ValueError where the parts do not fit."""
     return Processor(
         image_size=config.vision.image_size,
         camera_slots=config.camera_slots,
@@ -220,8 +311,23 @@ def _processor(
         prompt=profile.model.prompt,
         normalization=profile.model.normalization,
         norm_stats=norm_stats,
-        adapter=make_adapter(
-            profile.action.adapter, len(profile.joints.names), len(profile.command.names)
-        ),
+        adapter=_adapter(profile, profile.action.adapter),
         delta_mask=profile.action.delta_mask,
     )
+
+
+def _adapter(profile: RobotProfile, name: str) -> Adapter:
+    joints, commands = profile.joints.names, profile.command.names
+    adapter = make_adapter(name, len(joints), len(commands))
+    if not profile.grippers:
+        return adapter
+    maps = tuple(
+        GripperMap(
+            state_index=joints.index(gripper.joint) if gripper.joint in joints else None,
+            action_index=commands.index(gripper.joint) if gripper.joint in commands else None,
+            model=(gripper.model[0], gripper.model[1]),
+            robot=(gripper.robot[gripper.invert], gripper.robot[not gripper.invert]),
+        )
+        for gripper in profile.grippers
+    )
+    return GripperAdapter(len(joints), len(commands), adapter, maps)

@@ -8,6 +8,7 @@ Called by `engine.py` on the frame thread, and only there (captured graphs are b
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
@@ -46,12 +47,14 @@ def load_pi05(
     seed: int,
     *,
     differentiable_flow: bool = False,
+    on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> Pi05:
     """Return the model on `device` ('auto', 'cpu', 'cuda', 'cuda:1', ...) in `dtype`.
 
     'auto' is CUDA in bfloat16 where there is a CUDA device, else the CPU in float32. Without a
-    checkpoint the weights are random, by `seed`. With `differentiable_flow` the action expert keeps
-    plain layers on a CPU, where others are faster but have no derivative.
+    checkpoint the weights are random, by `seed`. `on_progress`: see `load_model`.
+    With `differentiable_flow` the action expert keeps plain layers on a CPU, where others are
+    faster but have no derivative.
 
     Raises:
         CheckpointError: see `load_model`.
@@ -67,7 +70,9 @@ def load_pi05(
     if checkpoint is None:
         model = random_model(config, seed=seed, device=place, dtype=DTYPES[dtype])
     else:
-        model = load_model(config, checkpoint, device=place, dtype=DTYPES[dtype])
+        model = load_model(
+            config, checkpoint, device=place, dtype=DTYPES[dtype], on_progress=on_progress
+        )
     if place.type == 'cpu' and packed.available():
         packed.pack(model, differentiable_flow=differentiable_flow)
     return model

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -44,6 +44,21 @@ class ModelInput:
     images: dict[str, np.ndarray]  # slot -> uint8 (S, S, 3) RGB; slot order, present cameras only
     tokens: list[int]  # prompt, BOS first, unpadded, at most max_token_len
     truncated_tokens: int  # how many tokens did not fit; they were cut from the end
+
+
+class Codec(Protocol):
+    """What the engine asks of both ways between robot and model; see `Processor`."""
+
+    tokenizer: Tokenizer
+    image_size: int
+    camera_slots: tuple[str, ...]
+    max_token_len: int
+    action_dim: int
+    action_horizon: int
+
+    def encode(self, observation: Observation) -> ModelInput: ...
+    def decode(self, actions: np.ndarray, observation: Observation) -> np.ndarray: ...
+    def encode_actions(self, commands: np.ndarray, observation: Observation) -> np.ndarray: ...
 
 
 class Processor:
@@ -230,6 +245,8 @@ class Processor:
                 f'{where}: expected statistics of {width} to {self.action_dim} dimensions '
                 f'(the robot and the model), got {stats.width}; they belong to another robot'
             )
+        if self.normalization == 'mean_std' and not np.isfinite([stats.mean, stats.std]).all():
+            raise ValueError(f'{where}: no mean and std; set model.normalization to quantile')
         if self.normalization == 'quantile':
             try:
                 stats.quantiles()

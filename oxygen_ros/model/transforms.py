@@ -80,16 +80,26 @@ def resize_with_pad(image: np.ndarray, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class VectorStats:
-    """Statistics of one vector over the training data, each float64 (width,)."""
+    """Statistics of one vector over the training data, each (width,): openpi's are float64,
+    LeRobot's float32."""
 
     mean: np.ndarray
     std: np.ndarray
     q01: np.ndarray | None  # 1 % and 99 % quantiles: pi0.5 has them, pi0 may not
     q99: np.ndarray | None
+    lerobot_eps: float | None = None
+    """None: openpi's formulas, which always add 1e-6 to a divisor. Else LeRobot's
+    (`normalize_processor.py`), which put this in the place of a span of zero."""
 
     @property
     def width(self) -> int:
         return int(self.mean.shape[0])
+
+    def span(self, q01: np.ndarray, q99: np.ndarray) -> np.ndarray:
+        """What the distance of two quantiles is divided by."""
+        if self.lerobot_eps is None:
+            return q99 - q01 + EPSILON
+        return np.where(q99 == q01, q99.dtype.type(self.lerobot_eps), q99 - q01)
 
     def quantiles(self) -> tuple[np.ndarray, np.ndarray]:
         """q01 and q99; raises ValueError where the file held none."""
@@ -175,7 +185,7 @@ def _column(values: Any, where: str) -> np.ndarray:
 
 
 def normalize(values: np.ndarray, stats: VectorStats, normalization: str) -> np.ndarray:
-    """Robot units (..., width) to model units, float64; nothing is clipped.
+    """Robot units (..., width) to model units, in the statistics' dtype; nothing is clipped.
 
     'quantile' maps [q01, q99] to [-1, 1], 'mean_std' to zero mean and unit deviation. Statistics
     wider than the values are cut (some checkpoints store 32 wide ones); narrower ones are a
@@ -185,14 +195,17 @@ def normalize(values: np.ndarray, stats: VectorStats, normalization: str) -> np.
     if stats.width < width:
         raise ValueError(f'statistics of {stats.width} dimensions cannot normalise {width}')
     if _is_mean_std(normalization):
-        return (values - stats.mean[:width]) / (stats.std[:width] + EPSILON)
+        epsilon = EPSILON if stats.lerobot_eps is None else stats.lerobot_eps
+        return (values - stats.mean[:width]) / (stats.std[:width] + epsilon)
     q01, q99 = stats.quantiles()
     q01, q99 = q01[:width], q99[:width]
-    return (values - q01) / (q99 - q01 + EPSILON) * 2.0 - 1.0
+    if stats.lerobot_eps is not None:
+        return 2.0 * (values - q01) / stats.span(q01, q99) - 1.0
+    return (values - q01) / stats.span(q01, q99) * 2.0 - 1.0
 
 
 def unnormalize(values: np.ndarray, stats: VectorStats, normalization: str) -> np.ndarray:
-    """Model units (..., width) back to robot units, float64: the inverse of `normalize`.
+    """Model units (..., width) back to robot units: the inverse of `normalize`.
 
     Padding beyond the statistics carries no meaning. It passes through 'quantile' unchanged and is
     scaled by 1 + 1e-6 in 'mean_std' (openpi pads std with one). Statistics wider than the values
@@ -204,10 +217,11 @@ def unnormalize(values: np.ndarray, stats: VectorStats, normalization: str) -> n
     if _is_mean_std(normalization):
         padding = width - stats.width
         std = np.pad(stats.std, (0, padding), constant_values=1.0)
-        return values * (std + EPSILON) + np.pad(stats.mean, (0, padding))
+        epsilon = EPSILON if stats.lerobot_eps is None else 0.0
+        return values * (std + epsilon) + np.pad(stats.mean, (0, padding))
     q01, q99 = stats.quantiles()
     known, padding_values = values[..., : stats.width], values[..., stats.width :]
-    known = (known + 1.0) / 2.0 * (q99 - q01 + EPSILON) + q01
+    known = (known + 1.0) / 2.0 * stats.span(q01, q99) + q01
     return np.concatenate([known, padding_values], axis=-1)
 
 
@@ -277,6 +291,54 @@ class Adapter:
     def decode_actions(self, actions: np.ndarray) -> np.ndarray:
         """Unnormalised model actions (horizon, >= action_width) to commands (.., action_width)."""
         return actions[:, : self.action_width]
+
+
+@dataclass(frozen=True)
+class GripperMap:
+    """One joint that robot and model count differently; where it stands, None = nowhere."""
+
+    state_index: int | None
+    action_index: int | None
+    model: tuple[float, float]
+    robot: tuple[float, float]  # of the same two positions, so descending for an inverted one
+
+    def to_model(self, value: np.ndarray) -> np.ndarray:
+        """The robot's positions as the model counts; nothing is clipped."""
+        return _unscale(_scale(value, *self.robot), *self.model)
+
+    def to_robot(self, value: np.ndarray) -> np.ndarray:
+        """The inverse of `to_model`."""
+        return _unscale(_scale(value, *self.model), *self.robot)
+
+
+@dataclass(frozen=True)
+class GripperAdapter(Adapter):
+    """Another adapter, for a robot whose grippers count differently: mapped before it on the way
+    in and behind it on the way out, by one table, so that state and command agree."""
+
+    inner: Adapter
+    grippers: tuple[GripperMap, ...]
+
+    def encode_state(self, state: np.ndarray) -> np.ndarray:
+        mapped = state.astype(np.float64)
+        for gripper in self.grippers:
+            if (i := gripper.state_index) is not None:
+                mapped[i] = gripper.to_model(mapped[i])
+        return self.inner.encode_state(mapped)
+
+    def encode_actions(self, actions: np.ndarray) -> np.ndarray:
+        mapped = actions.astype(np.float64)
+        for gripper in self.grippers:
+            if (i := gripper.action_index) is not None:
+                mapped[:, i] = gripper.to_model(mapped[:, i])
+        return self.inner.encode_actions(mapped)
+
+    def decode_actions(self, actions: np.ndarray) -> np.ndarray:
+        decoded = self.inner.decode_actions(actions).astype(np.float64)
+        for gripper in self.grippers:
+            if (i := gripper.action_index) is not None:
+                decoded[:, i] = gripper.to_robot(decoded[:, i])
+        return decoded
 
 
 # Sign of each ALOHA joint in the frame of pi's own robots: 6 arm joints and a gripper, twice.

@@ -1,40 +1,44 @@
-"""Checkpoints: openpi's tensor names to ours, one table for both directions.
+"""Weights: openpi's tensor names to ours, one table for both directions.
 
 Reads safetensors only, never pickle, straight to the device and dtype. Knows nothing of how the
-model computes. Called when the node is configured.
+model computes, nor which file holds what (`checkpoints.py`). Called when the node is configured.
 Source of names and dtypes: openpi examples/convert_jax_model_to_pytorch.py, gemma_pytorch.py
-`to_bfloat16_for_selected_params`; LeRobot's files carry the same names behind `model.`.
+`to_bfloat16_for_selected_params`. Its rule of dtypes holds for LeRobot's files too; LeRobot's own
+bfloat16 mode keeps the whole vision tower in float32.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from oxygen_ros.model.checkpoints import (
+    EXPERT,
+    LANGUAGE_HEAD,
+    PALIGEMMA,
+    CheckpointError,
+    StoredTensor,
+    find_tensors,
+)
 from oxygen_ros.model.config import Pi05Config
 from oxygen_ros.model.pi05 import Pi05
 
-PALIGEMMA = 'paligemma_with_expert.paligemma.'
-EXPERT = 'paligemma_with_expert.gemma_expert.'
-TIED_EMBEDDING = f'{PALIGEMMA}model.language_model.embed_tokens.weight'
-LANGUAGE_HEAD = f'{PALIGEMMA}lm_head.weight'
-UNUSED = (f'{EXPERT}lm_head.weight',)
-"""Present in released files, random, read by nobody."""
+STORED_DTYPES = {
+    'BF16': torch.bfloat16,
+    'F16': torch.float16,
+    'F32': torch.float32,
+    'F64': torch.float64,
+}
+"""Dtypes in which weights may be stored, by safetensors' names."""
+STAGING_BYTES = 8 << 20
+"""Of a weights file held at a time."""
 MAX_LISTED = 100
 """Tensors that one error lists of each kind; a model of another size has thousands."""
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the message names the file and the tensors."""
 
 
 def checkpoint_names(config: Pi05Config) -> dict[str, tuple[str, ...]]:
@@ -116,92 +120,85 @@ def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if gemma_norm or embeddings or outside else dtype
 
 
-def checkpoint_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint: a file, or a directory, sharded or not.
-
-    Raises:
-        CheckpointError: nothing there, naming what was looked for.
-    """
-    if path.is_file():
-        return [path]
-    if not path.exists():
-        raise CheckpointError(f'checkpoint {path}: no such file or directory')
-    index = path / 'model.safetensors.index.json'
-    if index.is_file():
-        return [
-            path / name
-            for name in sorted(set(json.loads(index.read_text())['weight_map'].values()))
-        ]
-    if (path / 'model.safetensors').is_file():
-        return [path / 'model.safetensors']
-    raise CheckpointError(
-        f'checkpoint {path}: expected model.safetensors (openpi PyTorch or LeRobot layout) in this '
-        f'directory, found {sorted(p.name for p in path.iterdir())[:10]}'
-    )
-
-
-class _Tensors(Mapping[str, Any]):
-    """Lazy view over all files of a checkpoint by openpi's names; nothing is read before use."""
-
-    def __init__(self, path: Path, device: torch.device, stack: ExitStack) -> None:
-        self._files: dict[str, tuple[Any, str]] = {}
-        for file in checkpoint_files(path):
-            try:
-                handle = stack.enter_context(
-                    safe_open(str(file), framework='pt', device=str(device))
-                )
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(
-                    f'checkpoint {file}: not a readable safetensors file: {error}'
-                ) from error
-            for key in handle.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
-                self._files[key.removeprefix('model.')] = (handle, key)
-        # openpi's converter keeps only the language head of the tied pair, others only the rest.
-        if TIED_EMBEDDING in self._files:
-            self._files.setdefault(LANGUAGE_HEAD, self._files[TIED_EMBEDDING])
-            del self._files[TIED_EMBEDDING]
-
-    def __getitem__(self, name: str) -> Tensor:
-        handle, key = self._files[name]
-        return handle.get_tensor(key)
-
-    def shape(self, name: str) -> torch.Size:
-        handle, key = self._files[name]
-        return torch.Size(handle.get_slice(key).get_shape())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-def _check(path: Path, tensors: _Tensors, expected: Mapping[str, torch.Size]) -> None:
-    problems = {
+def _problems(
+    tensors: Mapping[str, StoredTensor], expected: Mapping[str, torch.Size]
+) -> dict[str, list[str]]:
+    return {
         'wrong shape': [
-            f'{name}: expected {list(shape)}, got {list(tensors.shape(name))}'
+            f'{name}: expected {list(shape)}, got {list(tensors[name].shape)}'
             for name, shape in expected.items()
-            if name in tensors and tensors.shape(name) != shape
+            if name in tensors and tensors[name].shape != shape
+        ],
+        'wrong dtype': [
+            f'{name}: expected one of {", ".join(STORED_DTYPES)}, got {tensors[name].dtype}'
+            for name in expected
+            if name in tensors and tensors[name].dtype not in STORED_DTYPES
         ],
         'missing': [
             f'{name} {list(shape)}' for name, shape in expected.items() if name not in tensors
         ],
         'unexpected': [
-            f'{name} {list(tensors.shape(name))}'
-            for name in tensors
-            if name not in expected and name not in UNUSED
+            f'{name} {list(tensor.shape)}'
+            for name, tensor in tensors.items()
+            if name not in expected
         ],
     }
-    lines = []
-    for kind, entries in problems.items():
+
+
+def check_checkpoint(config: Pi05Config, path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a checkpoint that fits the model of `config`; reads only headers.
+
+    Raises:
+        CheckpointError: unreadable, or tensors missing, unexpected, or of a wrong shape or dtype,
+            all named.
+    """
+    with torch.device('meta'):
+        shapes = {name: p.shape for name, p in Pi05(config).named_parameters()}
+    expected = {
+        part: shape
+        for name, parts in checkpoint_names(config).items()
+        for part, shape in zip(parts, part_shapes(name, shapes[name], config), strict=True)
+    }
+    tensors = find_tensors(path)
+    lines, total = [], 0
+    for kind, entries in _problems(tensors, expected).items():
+        total += len(entries)
         lines += [f'{kind}: {entry}' for entry in entries[:MAX_LISTED]]
         if len(entries) > MAX_LISTED:
             lines.append(f'{kind}: ... and {len(entries) - MAX_LISTED} more')
     if lines:
-        total = sum(map(len, problems.values()))
         raise CheckpointError(
             f'checkpoint {path} does not fit the model ({total} tensors):\n  ' + '\n  '.join(lines)
         )
+    return tensors
+
+
+class _Reader:
+    """Reads tensors piece by piece into memory of any device and dtype.
+
+    Not mapped: pages of the file would count as ours beside the weights, and a checkpoint that is
+    replaced while the robot moves would end the process.
+    """
+
+    def __init__(self, num_bytes: int, on_progress: Callable[[float], None]) -> None:
+        self._staging = bytearray(STAGING_BYTES)
+        self._num_bytes = num_bytes
+        self._done = 0
+        self._on_progress = on_progress
+
+    def read(self, stored: StoredTensor, target: Tensor) -> None:
+        """Fill the contiguous `target`, which has the shape of the stored tensor."""
+        dtype, flat = STORED_DTYPES[stored.dtype], target.view(-1)
+        step = STAGING_BYTES // dtype.itemsize
+        with stored.file.open('rb') as stream:
+            stream.seek(stored.start)
+            for piece in flat.split(step):
+                count = piece.numel() * dtype.itemsize
+                if stream.readinto(memoryview(self._staging)[:count]) != count:
+                    raise CheckpointError(f'checkpoint {stored.file}: got shorter while it is read')
+                piece.copy_(torch.frombuffer(self._staging, dtype=dtype, count=piece.numel()))
+                self._done += count
+                self._on_progress(self._done / self._num_bytes)
 
 
 def _set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
@@ -210,28 +207,32 @@ def _set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 @torch.inference_mode(mode=False)  # autograd could keep no weight made in inference mode
-def load_model(config: Pi05Config, path: Path, *, device: torch.device, dtype: torch.dtype) -> Pi05:
+def load_model(
+    config: Pi05Config,
+    path: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: Callable[[float], None] = lambda fraction: None,
+) -> Pi05:
     """Return the model of `config` with the weights of the checkpoint at `path`.
 
+    No weight is ever held twice. `on_progress` is told the fraction that is loaded, often.
+
     Raises:
-        CheckpointError: unreadable, or tensors missing, unexpected or of a wrong shape, all named.
+        CheckpointError: see `check_checkpoint`.
     """
+    tensors = check_checkpoint(config, path)
+    reader = _Reader(sum(tensor.num_bytes for tensor in tensors.values()), on_progress)
     with torch.device('meta'):
         model = Pi05(config)
-    names = checkpoint_names(config)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    expected = {
-        part: shape
-        for name, parts in names.items()
-        for part, shape in zip(parts, part_shapes(name, shapes[name], config), strict=True)
-    }
-    with ExitStack() as stack:
-        tensors = _Tensors(path, device, stack)
-        _check(path, tensors, expected)
-        for name, parts in names.items():
-            target = parameter_dtype(name, dtype)
-            loaded = [tensors[part].to(target) for part in parts]
-            _set_parameter(model, name, loaded[0] if len(loaded) == 1 else torch.cat(loaded))
+    for name, parts in checkpoint_names(config).items():
+        value = torch.empty(shapes[name], dtype=parameter_dtype(name, dtype), device=device)
+        sizes = [tensors[part].shape[0] for part in parts]
+        for part, rows in zip(parts, value.split(sizes), strict=True):
+            reader.read(tensors[part], rows)
+        _set_parameter(model, name, value)
     return model.eval()
 
 
