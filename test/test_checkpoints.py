@@ -265,6 +265,15 @@ def test_a_link_out_of_the_directory_is_not_followed(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_links_of_an_installer_are_followed(tmp_path: Path) -> None:
+    source, installed = tmp_path / 'source', tmp_path / 'installed'
+    source.mkdir()
+    installed.mkdir()
+    (source / 'model.safetensors').write_bytes(CHECKPOINT.read_bytes())
+    (installed / 'model.safetensors').symlink_to(source / 'model.safetensors')
+    assert is_golden(load(installed))
+
+
 def test_links_of_the_hugging_face_cache_are_followed(tmp_path: Path) -> None:
     snapshot, blobs = (
         tmp_path / 'models--a--b' / 'snapshots' / '0f',

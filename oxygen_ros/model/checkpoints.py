@@ -63,7 +63,8 @@ def member(folder: Path, name: str) -> Path:
     """Return the path of `name` inside the checkpoint directory.
 
     Names come from files of the checkpoint, which come from anywhere. A link may lead to another
-    place of the directory, or to where the Hugging Face cache keeps the files of a snapshot.
+    place of the directory, to where the Hugging Face cache keeps the files of a snapshot, or to a
+    file of the same name, as installers make them (`colcon build --symlink-install`).
 
     Raises:
         CheckpointError: the name or its link leads out of the directory.
@@ -73,7 +74,9 @@ def member(folder: Path, name: str) -> Path:
     if home.parent.name == 'snapshots':
         homes.append(home.parents[1] / 'blobs')
     target = path.resolve()
-    if '..' in Path(name).parts or not any(target.is_relative_to(home) for home in homes):
+    inside = any(target.is_relative_to(home) for home in homes)
+    installed = path.is_symlink() and target.name == path.name
+    if '..' in Path(name).parts or not (inside or installed):
         raise CheckpointError(
             f'checkpoint {folder}: expected files inside this directory, but {name!r} leads to '
             f'{target}'
