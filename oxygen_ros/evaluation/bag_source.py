@@ -86,6 +86,27 @@ class BagSource:
         }
         return cameras | {part: topic for part, topic in others.items() if topic}
 
+    def inputs(self, profile: RobotProfile) -> dict[str, str]:
+        """Return recorded topic -> name in `profile`, of everything that a live node hears.
+
+        Raises BagError if a camera was recorded in another form than the node subscribes to.
+        """
+        wanted = {camera.slot: camera for camera in profile.cameras}
+        found = {}
+        for camera in self.profile.cameras:
+            live = wanted[camera.slot]
+            if camera.transport != live.transport:
+                raise BagError(
+                    f'{self.recording.path}: {camera.topic} is {camera.transport}, the profile '
+                    f'expects {live.transport}; set transport and topic of camera {camera.slot} in '
+                    f'the profile, or use oxygen_eval'
+                )
+            found[camera.topic] = resolve(live.topic)
+        found[self.profile.joints.topic] = resolve(profile.joints.topic)
+        if self._instruction:
+            found[self._instruction] = resolve(profile.instruction.topic)
+        return found
+
     def messages(self) -> Iterator[Arrival]:
         """Yield everything that is put into the observation, oldest first. Raises BagError."""
         parts: dict[str, list[tuple[Part, str]]] = {}
