@@ -46,9 +46,16 @@ class FrameRow:
     time_s: float  # of the tick, since the start of the recording
     plain: dict[str, float]
     joints: dict[str, np.ndarray]
-    sent_error: list[np.ndarray] = field(default_factory=list)
-    jerk: list[np.ndarray] = field(default_factory=list)
-    """Of the commands that were sent while this frame's chunk was in force."""
+    sent_errors: list[np.ndarray] = field(default_factory=list)
+    jerks: list[np.ndarray] = field(default_factory=list)
+    """Of the commands that were sent while this frame's chunk was in force; until `settle`."""
+
+    def settle(self) -> None:
+        """Turn what was collected per command into numbers: an hour has 200 000 commands."""
+        self.plain['jump'] = _mean(self.joints['jump'])
+        self.plain['jerk'] = _rms(self.jerks)
+        self.plain['sent_error'] = _mean(np.abs(np.array(self.sent_errors)))
+        self.sent_errors, self.jerks = [], []
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,8 @@ class Collector:
 
     def on_takeover(self, chunk: ActionChunk, before: np.ndarray, after: np.ndarray) -> None:
         row = self._by_frame.pop(chunk.frame)
+        if self._in_force is not None:
+            self._in_force.settle()
         self._in_force = row
         if np.isfinite(before).all() and np.isfinite(after).all():
             row.joints['jump'] = self._score.add_jump(before, after)
@@ -157,9 +166,9 @@ class Collector:
             return
         error, jerk = self._score.add_command(time_ns, row, from_chunk=source == 'chunk')
         if self._in_force is not None and source == 'chunk':
-            self._in_force.sent_error.append(error)
+            self._in_force.sent_errors.append(error)
             if jerk is not None:
-                self._in_force.jerk.append(jerk)
+                self._in_force.jerks.append(jerk)
         self._bag.write_command(time_ns, row)
 
     def on_text(self, time_ns: int, update: TextUpdate) -> None:
@@ -184,10 +193,9 @@ class Collector:
 
     def finish(self, replay: Replay, wall_s: float, folder: Path) -> None:
         """Write everything; the summary last."""
-        for row in self._rows:
-            row.plain['jump'] = _mean(row.joints['jump'])
-            row.plain['jerk'] = _rms(row.jerk)
-            row.plain['sent_error'] = _mean(np.abs(np.array(row.sent_error)))
+        never_in_force = self._by_frame.values()
+        for row in (*never_in_force, *([self._in_force] if self._in_force else [])):
+            row.settle()
         joints = self._source.profile.command.names
         _write_frames(folder / FRAMES_FILE, self._rows, joints)
         _write_rows(folder / TEXTS_FILE, TEXT_COLUMNS, self._texts)

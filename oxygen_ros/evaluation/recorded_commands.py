@@ -38,30 +38,38 @@ class RecordedCommands:
         order = np.argsort(times_ns, kind='stable')
         self._linear = command.interpolation == 'linear'
         # Joint by joint: arm and gripper may come in separate messages.
-        self._series: list[tuple[np.ndarray, np.ndarray]] = []
+        self._series: list[tuple[np.ndarray, np.ndarray, float]] = []
         for column in values[order].T:
             known = np.isfinite(column)
-            self._series.append((times_ns[order][known], column[known]))
-        self.num_samples = len(times_ns)
+            times = times_ns[order][known]
+            self._series.append((times, column[known], _longest_gap_ns(times)))
 
     def at(self, times_ns: np.ndarray) -> np.ndarray:
         """Return float64 (n, num_joints) for int64 (n,) times."""
-        found = [self._joint_at(times, values, times_ns) for times, values in self._series]
+        found = [self._joint_at(*series, times_ns) for series in self._series]
         return np.stack(found, axis=-1)
 
-    def _joint_at(self, times: np.ndarray, values: np.ndarray, at_ns: np.ndarray) -> np.ndarray:
+    def _joint_at(
+        self, times: np.ndarray, values: np.ndarray, longest_gap_ns: float, at_ns: np.ndarray
+    ) -> np.ndarray:
         if len(times) < 2:
             return np.full(len(at_ns), math.nan)
         after = np.clip(np.searchsorted(times, at_ns, side='right'), 1, len(times) - 1)
         before = after - 1
         gap_ns = np.maximum(times[after] - times[before], 1)
-        limit_ns = max(MIN_GAP_NS, MAX_GAP_PERIODS * float(np.median(np.diff(times))))
         share = (at_ns - times[before]) / gap_ns
         line = values[before] + share * (values[after] - values[before])
         step = np.where(at_ns >= times[after], values[after], values[before])
         found = line if self._linear else step
-        inside = (at_ns >= times[0]) & (at_ns <= times[-1]) & (gap_ns <= limit_ns)
+        inside = (at_ns >= times[0]) & (at_ns <= times[-1]) & (gap_ns <= longest_gap_ns)
         return np.where(inside, found, math.nan)
+
+
+def _longest_gap_ns(times: np.ndarray) -> float:
+    """Return how far apart two samples may be for the line between them to mean something."""
+    if len(times) < 2:
+        return MIN_GAP_NS
+    return max(MIN_GAP_NS, MAX_GAP_PERIODS * float(np.median(np.diff(times))))
 
 
 def read_commands(recording: Recording, topic: str, command: CommandProfile) -> RecordedCommands:
