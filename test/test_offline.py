@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rich.console import Console
 from rosbags.highlevel import AnyReader
 from rosbags.rosbag2 import CompressionMode, StoragePlugin
 
+from oxygen_ros.actions import ActionBuffer
 from oxygen_ros.engine.engine import TextUpdate
 from oxygen_ros.evaluation import offline
 from oxygen_ros.evaluation.bag_result import OUTPUT_BAG, BagResult, read_result
@@ -237,6 +239,27 @@ def test_damaged_messages_are_counted_and_the_rest_is_evaluated(
     result = evaluated(engine, profile, bag, tmp_path / 'result')
     assert result.summary['drops']['message_damaged'] > 10
     assert result.summary['frames'] == 17
+
+
+def test_chunks_continue_each_other_offline_as_the_profile_says(
+    profile: Path, robot_bag: Path, tmp_path: Path
+) -> None:
+    raw = yaml.safe_load(profile.read_text())
+    raw['action']['blending'] = 'rtc_identity'
+    path = tmp_path / 'rtc.yaml'
+    path.write_text(yaml.safe_dump(raw))
+    plan = plan_of(path)
+    engine = OfflineEngine(plan.profile, plan.engine, realtime=False)
+    keepers = [replayed(engine, path, robot_bag, latency_ns=40_000_000) for _ in range(2)]
+    continued = 0
+    for before, after in pairwise(done.chunk for done in keepers[0].frames):
+        played = ActionBuffer(len(JOINTS), 'linear')
+        played.put(before, after.time_ns)
+        row = played.rows(after.time_ns, period_ns=after.period_ns, count=1)
+        continued += np.allclose(row, after.values[:1], rtol=0, atol=1e-9)
+    assert continued >= 10
+    for one, two in zip(*(keeper.frames for keeper in keepers), strict=True):
+        np.testing.assert_array_equal(one.chunk.values, two.chunk.values)
 
 
 # ---- what is missing

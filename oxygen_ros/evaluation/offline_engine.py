@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from oxygen_ros.actions import ActionChunk
+from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.engine import Engine, TextUpdate
 from oxygen_ros.engine.factory import EngineOptions, build_engine
 from oxygen_ros.engine.sequence import Frame, Sequence
@@ -49,9 +49,17 @@ class TimedRunner:
         self._runner.prefill(frame, inputs)
         self.prefill_ms += 1e3 * (time.perf_counter() - started_s)
 
-    def denoise(self, frame: Frame, *args: Any, **kwargs: Any) -> np.ndarray:
+    def denoise(self, frame: Frame, noise: np.ndarray) -> np.ndarray:
+        return self._timed_denoise(self._runner.denoise, frame, noise)
+
+    def denoise_after(
+        self, frame: Frame, noise: np.ndarray, leftover: np.ndarray, delay: int
+    ) -> np.ndarray:
+        return self._timed_denoise(self._runner.denoise_after, frame, noise, leftover, delay)
+
+    def _timed_denoise(self, denoise: Callable[..., np.ndarray], *args: Any) -> np.ndarray:
         started_s = time.perf_counter()
-        actions: np.ndarray = self._runner.denoise(frame, *args, **kwargs)
+        actions = denoise(*args)
         self.denoise_ms += 1e3 * (time.perf_counter() - started_s)
         return actions
 
@@ -79,12 +87,14 @@ class OfflineEngine:
         self.now_ns = 0
         self._on_chunk: Callable[[ActionChunk], None]
         self._on_text: Callable[[TextUpdate], None]
+        self._leftover: Callable[[int], Leftover | None]
         clock_ns = time.monotonic_ns if realtime else lambda: self.now_ns
         self.engine: Engine = build_engine(
             profile,
             options,
             on_chunk=lambda chunk: self._on_chunk(chunk),
             on_text=lambda update: self._on_text(update),
+            leftover=lambda time_ns: self._leftover(time_ns),
             clock_ns=clock_ns,
         )
         self.timed = TimedRunner(self.engine.runner)
@@ -95,7 +105,13 @@ class OfflineEngine:
         self,
         on_chunk: Callable[[ActionChunk], None],
         on_text: Callable[[TextUpdate], None],
+        leftover: Callable[[int], Leftover | None],
     ) -> None:
-        """Start over for a recording; nothing of the one before it is left."""
-        self._on_chunk, self._on_text = on_chunk, on_text
+        """Start over for a recording; nothing of the one before it is left.
+
+        Args:
+            leftover: of the buffer that plays the chunks, for profiles whose chunks continue each
+                other.
+        """
+        self._on_chunk, self._on_text, self._leftover = on_chunk, on_text, leftover
         self.engine.forget()

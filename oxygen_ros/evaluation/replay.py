@@ -99,7 +99,7 @@ class Replay:
         self._buffer = ObservationBuffer(profile.cameras, profile.joints, decode_image)
         self._buffer.set_instruction(instruction or profile.instruction.default)
         self._cameras = {camera.slot: camera for camera in profile.cameras}
-        self._actions = ActionBuffer(len(profile.command.names), profile.command.interpolation)
+        self._actions = ActionBuffer.of_profile(profile)
         self._publisher = CommandPublisher(
             profile.command,
             self._actions,
@@ -130,7 +130,7 @@ class Replay:
         Raises BagError for damaged files, and whatever the engine raises but refused observations
         and non-finite actions, which are counted.
         """
-        self._engine.begin(self._keep_chunk, self._keep_text)
+        self._engine.begin(self._keep_chunk, self._keep_text, self._actions.leftover)
         self._began_s = time.monotonic()
         for arrival in self._source.messages():
             self._advance(arrival.log_ns)
@@ -286,9 +286,14 @@ class Replay:
             self._listener.on_takeover(chunk, before, self._row_now())
 
     def _row_now(self) -> np.ndarray:
-        """Return the row (joints,) of the chunk in force; NaN without one."""
-        rows = self._actions.rows(self._now_ns, period_ns=self._command_period_ns, count=1)
-        return rows[0] if len(rows) else np.full(len(self._profile.command.names), math.nan)
+        """Return the row (joints,) that the newest chunk has for now; NaN without one."""
+        command, chunk = self._profile.command, self._actions.chunk
+        # Asked of a buffer of its own: what is asked of the robot's counts as commanded.
+        alone = ActionBuffer(len(command.names), command.interpolation)
+        if chunk is not None:
+            alone.put(chunk, self._now_ns)
+        rows = alone.rows(self._now_ns, period_ns=self._command_period_ns, count=1)
+        return rows[0] if len(rows) else np.full(len(command.names), math.nan)
 
     def _send_command(self) -> None:
         self._command = None
