@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -504,3 +505,24 @@ def test_a_changed_recording_is_seen_by_the_digest(
     bag = write_bag(tmp_path / 'bag', list(changed(messages_of(robot_bag), '/joint_states', move)))
     result = evaluated(engine, profile, bag, tmp_path / 'result')
     assert result.summary['digest'] != results(again)['robot'].summary['digest']
+
+
+def test_a_machine_without_ros_can_evaluate() -> None:
+    blocked = ('rclpy', 'sensor_msgs', 'std_msgs', 'ament_index_python', 'oxygen_ros.msg')
+    program = (
+        'import sys\n'
+        f'sys.modules.update(dict.fromkeys({blocked!r}))\n'
+        'from oxygen_ros.evaluation import offline\n'
+        "sys.exit(offline.main(['nowhere', '--profile', 'aloha', '--out', sys.argv[1]]))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, '-c', program, '/dev/null/out'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # It gets as far as making the folder, and says in one line that it cannot.
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith('oxygen_eval: ')
+    assert result.stderr.count('\n') == 1
