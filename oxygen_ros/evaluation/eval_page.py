@@ -124,8 +124,8 @@ def _comparison(found: RunComparison) -> str:
         f'<p class="dim">Paired by recording and observation: {found.paired_frames} pairs, '
         f'{found.unpaired_frames} frames without a partner. 95 % interval of the mean difference: '
         f'block bootstrap, blocks of n^(1/3) frames in a row, {NUM_RESAMPLES} resamples. '
-        f'Many rows are tested, so one of twenty changes by chance; and what else the machine did while '
-        f'either run was made shows in the times.</p>'
+        f'Many rows are tested, so one of twenty changes by chance; and what else the machine did '
+        f'while either run was made shows in the times.</p>'
     )
     return '\n'.join(parts)
 

@@ -33,8 +33,8 @@ from oxygen_ros.evaluation.recorded_commands import read_commands
 from oxygen_ros.evaluation.recording import BagError, Recording
 from oxygen_ros.evaluation.replay import Replay
 from oxygen_ros.evaluation.run_comparison import compare_runs
-from oxygen_ros.evaluation.run_folder import RunError, RunFolder, flat_setting, folder_names
-from oxygen_ros.model.weights import CheckpointError
+from oxygen_ros.evaluation.run_folder import RunFolder, flat_setting, folder_names
+from oxygen_ros.model.openpi_bridge import OpenpiError
 from oxygen_ros.profile import ProfileError, RobotProfile, load_profile, share_folder
 
 INTERRUPTED = 130
@@ -58,6 +58,7 @@ class Plan:
         options = {
             'rate': REALTIME if self.realtime else 'fast',
             'seed': self.engine.seed,
+            'openpi_config': self.engine.openpi_config,
             'device': self.engine.device,
             'dtype': self.engine.dtype,
             'num_slots': self.engine.num_slots,
@@ -81,7 +82,7 @@ def main(args: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print('oxygen_eval: stopped; --resume goes on with the recordings that are left')
         return INTERRUPTED
-    except (RunError, ProfileError, CheckpointError, OSError, ValueError) as error:
+    except (OSError, ValueError, OpenpiError) as error:
         print(f'oxygen_eval: {error}', file=sys.stderr)
         return 2
 
@@ -124,6 +125,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         engine=EngineOptions(
             checkpoint=options.checkpoint,
             tokenizer=options.tokenizer,
+            openpi_config=options.openpi_config,
             device=options.device,
             dtype=options.dtype,
             seed=options.seed,
@@ -254,6 +256,7 @@ def _parse(args: list[str]) -> argparse.Namespace:
     )
     add('--seed', type=int, default=0, help='of the action noise (default 0)')
     add('--tokenizer', default='', help='SentencePiece model, if not beside the weights')
+    add('--openpi-config', default='', metavar='NAME', help='as the node parameter openpi_config')
     add('--device', default='auto', help='auto, cpu, cuda or cuda:N')
     add('--dtype', default='auto', help='auto, float32 or bfloat16')
     _add_topics(parser)
