@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
+from oxygen_ros.memory_store import StoredNote
 from oxygen_ros.observation import ConversionError as ConversionError
 
 if TYPE_CHECKING:
@@ -427,16 +428,33 @@ def text_message(update: TextUpdate) -> Any:
 
 def note_message(update: TextUpdate) -> Any:
     """Return the Note message of an ended memory note."""
-    from oxygen_ros.msg import Note
+    return stored_note_message(stored_note(update))
 
-    message = Note(
+
+def stored_note(update: TextUpdate) -> StoredNote:
+    """Return an ended memory note as it is kept."""
+    return StoredNote(
+        stamp_ns=update.stamp_ns,
         frame=update.frame,
         task=update.task,
         text=update.text,
         reason='' if update.reason is None else update.reason.value,
         num_tokens=update.num_tokens,
     )
-    message.header.stamp = ns_to_stamp(update.stamp_ns)
+
+
+def stored_note_message(note: StoredNote) -> Any:
+    """Return the Note message of a note that was kept."""
+    from oxygen_ros.msg import Note
+
+    message = Note(
+        frame=note.frame,
+        task=note.task,
+        text=note.text,
+        reason=note.reason,
+        num_tokens=note.num_tokens,
+    )
+    message.header.stamp = ns_to_stamp(note.stamp_ns)
     return message
 
 

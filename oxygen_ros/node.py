@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,14 @@ from oxygen_ros import conversions, monitor
 from oxygen_ros.actions import ActionBuffer, ActionChunk
 from oxygen_ros.conversions import ConversionError
 from oxygen_ros.frame_loop import FrameLoop
+from oxygen_ros.memory_store import MAX_TIME_NS, MemoryStore, MemoryStoreError
 from oxygen_ros.msg import ActionChunk as ActionChunkMessage
 from oxygen_ros.msg import EngineStats, Note, Text
 from oxygen_ros.observation import NotReady, Observation, ObservationBuffer
 from oxygen_ros.parameters import PARAMETERS
 from oxygen_ros.profile import CameraProfile, RobotProfile, load_profile, share_folder
 from oxygen_ros.publisher import CommandPublisher
+from oxygen_ros.srv import Recall
 
 COMMAND_TYPES = {
     'joint_state': JointState,
@@ -64,6 +67,7 @@ STATS_PERIOD_S = 0.2
 DIAGNOSTICS_PERIOD_S = 1.0
 MAX_INSTRUCTION_CHARS = 1000
 MAX_NOTICES_PER_LOOK = 5
+DEFAULT_RECALL_LIMIT = 10
 FORWARD_JUMP_S = 2.0
 """A clock that leaps further ahead than this was seeked: what was seen before is another scene."""
 CLOSE_TIMEOUT_S = 3.0
@@ -112,7 +116,10 @@ class Parts:
     news: dict[str, Any]
     """Publisher of each language task."""
     subscriptions: list[Any]
+    memory: MemoryStore | None
+    """Keeps notes across restarts; None where no parameter names a file."""
     publisher: CommandPublisher | None = None
+    recall: Any = None
     tick: Any = None
     jump_handle: Any = None
     observation_age_ms: float = 0.0
@@ -232,11 +239,18 @@ class OxygenNode(LifecycleNode):
                 for task in profile.tasks
             },
             subscriptions=[],
+            memory=self._open_memory(),
         )
         self._load_engine(parts)
         self._subscribe(parts)
+        if parts.memory is not None:
+            parts.recall = self.create_service(Recall, '~/recall', self._on_recall)
         where = 'nowhere but ~/would_be_command' if self._value('dry_run') else command.topic
         self.get_logger().info(f'configured for {profile.name}: commands go to {where}')
+
+    def _open_memory(self) -> MemoryStore | None:
+        path = self._value('memory_path')
+        return MemoryStore(Path(path).expanduser()) if path else None
 
     def _load_profile(self) -> RobotProfile:
         profile = load_profile(self._value('profile'), share_folder() / 'config')
@@ -364,6 +378,10 @@ class OxygenNode(LifecycleNode):
             self.get_logger().warning('the model did not return in time; its thread is left behind')
         for publisher in (parts.commands, parts.chunks, *parts.news.values()):
             self.destroy_publisher(publisher)
+        if parts.recall is not None:
+            self.destroy_service(parts.recall)
+        if parts.memory is not None:
+            parts.memory.close()
         self._parts = None
 
     # --- executor thread: callbacks only store ------------------------------------------------
@@ -417,6 +435,25 @@ class OxygenNode(LifecycleNode):
         if parts.buffer.set_instruction(text):
             parts.actions.clear('instruction', parts.loop.next_frame)
             self.get_logger().info(f'instruction: {text.strip()!r}')
+
+    def _on_recall(self, request: Recall.Request, response: Recall.Response) -> Recall.Response:
+        """Answer from the file; a search that takes too long is given up, images come first."""
+        parts = self._parts
+        if parts is None or parts.memory is None:
+            response.message = 'the node is not configured'
+            return response
+        try:
+            found = parts.memory.recall(
+                request.query,
+                since_ns=conversions.stamp_to_ns(request.since),
+                until_ns=conversions.stamp_to_ns(request.until) or MAX_TIME_NS,
+                limit=request.limit or DEFAULT_RECALL_LIMIT,
+            )
+        except MemoryStoreError as error:
+            response.message = str(error)
+            return response
+        response.notes = [conversions.stored_note_message(note) for note in found]
+        return response
 
     @guarded
     def _on_tick(self) -> None:
@@ -497,6 +534,8 @@ class OxygenNode(LifecycleNode):
         elif update.reason is not None and update.reason.complete:
             # Half a note is no memory; the scheduler has counted it as dropped.
             publisher.publish(conversions.note_message(update))
+            if parts.memory is not None:
+                parts.memory.add(conversions.stored_note(update))
 
     def _on_engine_failure(self, error: Exception) -> None:
         self._last_failure = f'{type(error).__name__}: {error}'
@@ -550,6 +589,8 @@ class OxygenNode(LifecycleNode):
         }
         if self._callback_errors:
             drops['callback_error'] = self._callback_errors
+        if parts.memory is not None and parts.memory.lost:
+            drops['memory_not_kept'] = parts.memory.lost
         return drops
 
     @guarded

@@ -88,6 +88,11 @@ PARAMETERS = (
         'What to do until the instruction topic says otherwise; empty takes the profile.',
         dynamic=True,
     ),
+    NodeParameter(
+        'memory_path',
+        '',
+        'File that keeps memory notes across restarts, for ~/recall; empty keeps none.',
+    ),
     NodeParameter('autostart', True, 'Configure and activate by itself.'),
     NodeParameter('dry_run', False, 'Publish commands to ~/would_be_command only.'),
 )

@@ -122,6 +122,11 @@ class CommandPublisher:
         """The newest exception of `send` or `measured`. The thread goes on in spite of it."""
         return self._error
 
+    @property
+    def source(self) -> str:
+        """Where the last tick's command came from: chunk, hold, home, or silence."""
+        return self._source
+
     def start(self) -> None:
         """Begin, with the first command due at once. A publisher starts once."""
         if self._thread is not None:

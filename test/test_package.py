@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MESSAGES = sorted((ROOT / 'msg').glob('*.msg'))
+INTERFACES = sorted([*(ROOT / 'msg').glob('*.msg'), *(ROOT / 'srv').glob('*.srv')])
 EXECUTABLE = re.compile(r'^ +(\w+)=(oxygen_ros[\w.]*):(\w+)$', re.MULTILINE)
 EXECUTABLES = EXECUTABLE.findall((ROOT / 'CMakeLists.txt').read_text())
 # Python modules whose rosdep key is not python3-NAME.
@@ -88,17 +88,21 @@ def test_an_executable_names_a_function_that_exists(name: str, module: str, func
 def test_the_programs_are_executables() -> None:
     programs = {'oxygen', 'oxygen_demo', 'oxygen_episodes', 'oxygen_play', 'oxygen_tabletop'}
     programs |= {'oxygen_convert', 'oxygen_profile_check', 'oxygen_train', 'profile_check'}
+    programs |= {'oxygen_eval'}
     assert programs <= {name for name, _, _ in EXECUTABLES}
 
 
 def test_cmake_generates_every_message_file() -> None:
-    listed = re.findall(r'^ +msg/(\w+\.msg)$', (ROOT / 'CMakeLists.txt').read_text(), re.MULTILINE)
-    assert sorted(listed) == [path.name for path in MESSAGES]
+    listed = re.findall(
+        r'^ +(?:msg|srv)/(\w+\.(?:msg|srv))$', (ROOT / 'CMakeLists.txt').read_text(), re.MULTILINE
+    )
+    assert sorted(listed) == sorted(path.name for path in INTERFACES)
 
 
-@pytest.mark.parametrize('path', MESSAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize('path', INTERFACES, ids=lambda path: path.name)
 def test_every_message_field_says_what_it_is_and_every_number_its_unit(path: Path) -> None:
-    fields = [line for line in path.read_text().splitlines() if line and not line.startswith('#')]
+    lines = path.read_text().splitlines()
+    fields = [line for line in lines if line and line != '---' and not line.startswith('#')]
     assert fields
     for field in fields:
         declaration, _, comment = field.partition('#')

@@ -311,6 +311,11 @@ class Engine:
                 started_ns = self._clock_ns()
                 predicted = self.runner.decode(batch)
                 self.scheduler.commit(batch, predicted, self._clock_ns() - started_ns)
+        self.forget()
+
+    def forget(self) -> None:
+        """Start over as if just warmed up, when no sequence lives: the next recording of a replay
+        shall not depend on the one before it."""
         self.scheduler.forget()
         self.runner.num_prefills = 0
         self._reset_counters()

@@ -6,6 +6,7 @@ when it is configured, by the evaluation and by the benchmarks.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +69,7 @@ def build_engine(
     leftover: Callable[[int], Leftover | None] | None = None,
     frame_waiting: Callable[[], bool] = lambda: False,
     on_progress: Callable[[float], None] = lambda fraction: None,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
 ) -> Engine:
     """Load everything and wire it, in the thread that will use it; the callbacks are the Engine's,
     but for `on_progress`, which is told the fraction of the weights that is loaded.
@@ -130,6 +132,7 @@ def build_engine(
         on_text=on_text,
         leftover=None if continuation is None else leftover,
         frame_waiting=frame_waiting,
+        clock_ns=clock_ns,
     )
 
 

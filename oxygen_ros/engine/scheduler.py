@@ -74,7 +74,8 @@ class Scheduler:
         self._max_batch = max_batch
         self._eos_id = eos_id
         self._step_times = StepTimes()
-        self._draft_lengths = {task.name: DraftLength(max_draft) for task in self.tasks}
+        self._max_draft = max_draft
+        self._draft_lengths = self._new_draft_lengths()
         self._earlier: dict[str, list[int]] = {task.name: [] for task in self.tasks}
         self.num_drafted = self.num_accepted = 0
         self._open: Frame | None = None
@@ -191,11 +192,15 @@ class Scheduler:
         return ended
 
     def forget(self) -> None:
-        """Forget texts and counters of a warm-up, when all its sequences have ended."""
+        """Forget texts, draft lengths and counters, when all sequences have ended."""
         assert not self.live
         self._earlier = {name: [] for name in self._earlier}
-        self.num_drafted = self.num_accepted = 0
+        self._draft_lengths = self._new_draft_lengths()
+        self.num_drafted = self.num_accepted = self.starved_frames = 0
         self.drops.clear()
+
+    def _new_draft_lengths(self) -> dict[str, DraftLength]:
+        return {task.name: DraftLength(self._max_draft) for task in self.tasks}
 
     def _retire(self) -> None:
         for sequence in self.live:

@@ -1,0 +1,86 @@
+"""What the launch files of monitoring and replay decide: perspective, topics, player.
+
+Owns these decisions as plain functions, so that they are tested where no launch is installed. Knows
+nothing of launch; `launch/monitor.launch.py` and `launch/replay.launch.py` call it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from oxygen_ros.profile import load_profile, share_folder
+
+DEFAULT_NODE = '/oxygen'
+PERSPECTIVE = 'oxygen.perspective'
+
+
+def full_name(namespace: str, node: str = 'oxygen') -> str:
+    """Return the absolute name of a node, whichever way its namespace is written."""
+    parts = [*namespace.split('/'), node]
+    return '/' + '/'.join(part for part in parts if part)
+
+
+def perspective_for(node: str) -> Path:
+    """Return a perspective file for the node of that full name.
+
+    Topic names in a perspective are absolute, so that for any other node a copy is made.
+    """
+    path = share_folder() / 'config' / PERSPECTIVE
+    if node == DEFAULT_NODE:
+        return path
+    text = path.read_text(encoding='utf-8').replace(f"'{DEFAULT_NODE}/", f"'{node}/")
+    json.loads(text)
+    with tempfile.NamedTemporaryFile(
+        'w', prefix='oxygen_', suffix='.perspective', delete=False, encoding='utf-8'
+    ) as file:
+        file.write(text)
+    return Path(file.name)
+
+
+def replayed_topics(bag: str, profile: str) -> dict[str, str]:
+    """Return the recorded topics that the node listens to -> the names it listens to.
+
+    Nothing else is played: neither recorded commands, which would move a robot, nor what another
+    node once wrote to our topics.
+
+    Raises:
+        BagError: the recording lacks what the profile requires, or has it in another form.
+        ProfileError: no such profile.
+    """
+    from oxygen_ros.evaluation.bag_source import BagSource, Given
+    from oxygen_ros.evaluation.recording import Recording
+
+    loaded = load_profile(profile, share_folder() / 'config')
+    return BagSource(Recording(Path(bag).expanduser()), loaded, Given()).inputs(loaded)
+
+
+def player_command(
+    bag: str, topics: dict[str, str], *, rate: str, loop: bool, has_ros2bag: bool, oxygen_play: str
+) -> list[str]:
+    """Return the command line that plays a recording with /clock, by rosbag2 where it is there.
+
+    Args:
+        topics: recorded name -> published name.
+        oxygen_play: path of our own player.
+    """
+    remaps = [f'{old}:={new}' for old, new in topics.items() if old != new]
+    command = ['ros2', 'bag', 'play', bag] if has_ros2bag else [oxygen_play, bag]
+    command += ['--rate', rate, '--clock', '100', '--topics', *topics]
+    if remaps:
+        command += ['--remap', *remaps]
+    if loop:
+        command += ['--loop']
+    return command
+
+
+def is_installed(package: str) -> bool:
+    """Return whether ROS knows a package."""
+    from ament_index_python.packages import PackageNotFoundError, get_package_prefix
+
+    try:
+        get_package_prefix(package)
+    except PackageNotFoundError:
+        return False
+    return True
