@@ -322,7 +322,8 @@ class StaticRunner(ModelRunner):
         ).view(num_slots, queries, -1)
         last = self._last_hidden[:num_slots, None]
         hidden = torch.where(from_prefix[..., None].bool(), last, hidden)
-        self._predicted[queries].copy_(self.model.greedy_tokens(hidden))
+        predicted = self.model.greedy_tokens(hidden.flatten(0, 1))
+        self._predicted[queries].copy_(predicted.view(num_slots, queries))
 
     # --- before the robot moves ---------------------------------------------------------------
 
