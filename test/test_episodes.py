@@ -355,11 +355,10 @@ def test_the_shipped_model_touches_the_block_it_is_told_to_and_says_what_it_sees
     result = run_command(tmp_path, '--seed', '30000', '--episodes', '10')
     assert result.returncode == 0, result.stdout + result.stderr
     run = json.loads(result.stdout.splitlines()[-1])['runs']['unified']
-    # The gate may slow a step down; it changes nothing else.
-    assert set(run['interventions']) <= {'limit_step'} and run['clamped_rows'] == 0
+    assert not run['interventions'] and run['clamped_rows'] == 0
     # As well as the model card says, as far as ten episodes can tell: where one goes wrong, its
     # texts go wrong together.
     card = json.loads((SHIPPED / 'evaluation.json').read_text())['both cameras']
-    assert run['success']['rate'] >= card['success'][0] - 0.25
-    assert run['text_exact']['rate'] >= card['text'][0] - 0.3
-    assert run['note_exact']['rate'] >= card['note'][0] - 0.1
+    assert run['success']['rate'] >= card['success'][0] - 0.1
+    assert run['text_exact']['rate'] >= card['text'][0] - 0.12
+    assert run['note_exact']['rate'] >= card['note'][0] - 0.05

@@ -236,7 +236,7 @@ def test_the_expert_succeeds_everywhere_at_a_speed_one_can_watch(world: Tabletop
         run_expert(world, COLOURS[seed % 3])
         assert world.succeeded(f'touch the {COLOURS[seed % 3]} block'), seed
         durations.append(world.time_s)
-    assert 2.5 < np.mean(durations) < 8.0
+    assert 1.5 < np.mean(durations) < 8.0
 
 
 def test_the_expert_goes_from_block_to_block_without_a_reset(world: TabletopWorld) -> None:

@@ -31,7 +31,7 @@ ANYWHERE, ON_THE_WAY = 0.3, 0.55
 """Shares of moments anywhere above the table and on the way to a block; the rest have arrived."""
 NOISE_TIP = (0.0, 0.012, 0.008)  # yaw [rad] gets its own, radius and height [m]
 NOISE_JOINTS_RAD = (0.06, 0.0, 0.0, 0.05)
-MAX_STEPS = 60
+MAX_STEPS_ON_THE_WAY, STEPS_TO_ARRIVE = 30, 60
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ def random_moment(world: TabletopWorld, rng: np.random.Generator) -> None:
         arrived = kind >= ANYWHERE + ON_THE_WAY
         if rng.random() < 0.5:  # the way from another block: it begins with a rise
             tip = np.array([*blocks[rng.integers(len(blocks))], TOUCH_HEIGHT_M])
-        for _ in range(MAX_STEPS if arrived else rng.integers(MAX_STEPS)):
+        steps = STEPS_TO_ARRIVE if arrived else rng.integers(MAX_STEPS_ON_THE_WAY)
+        for _ in range(steps):
             tip = next_tip(tip, goal)
     tip = tip + rng.normal(0.0, 1.0, 3) * NOISE_TIP
     tip[2] = max(tip[2], 0.068)  # the finger does not reach into a block

@@ -11,18 +11,20 @@ import numpy as np
 
 from oxygen_ros.sim.world import CONTROL_HZ, joints_to_tip, tip_to_joints
 
-SPEED_M_S, CLIMB_M_S = 0.18, 0.12
+SPEED_M_S, CLIMB_M_S = 0.30, 0.15
 """Sideways, and up or down; slow enough to watch."""
-APPROACH_S = 0.8
+APPROACH_S = 0.35
 """Time constant of the approach. Within speed limits a chunk is linear in where block and finger
-are, which a small network learns in a fraction of the steps that a constant speed takes it."""
+are, which a small network learns in a fraction of the steps that a constant speed takes it. A chunk
+lasts three of them: it names the block itself, so an error in it is not multiplied on the way."""
 SETTLE_S = 0.25
 """Time constant of the height."""
 TOUCH_HEIGHT_M = 0.074
 HOVER_HEIGHT_M = 0.13
-DESCENT = 0.9
+DESCENT = 0.6
 """Height per distance of the way down."""
-LANDING_M = 0.01
+LANDING_M = 0.02
+"""Over the block the finger is down already: whoever misses its middle still touches it."""
 
 
 def next_tip(tip: np.ndarray, block: np.ndarray) -> np.ndarray:

@@ -93,13 +93,13 @@ class Recipe:
 def full_recipe(seed: int) -> Recipe:
     return Recipe(
         seed=seed,
-        num_moments=12_000,
+        num_moments=16_000,
         num_on_policy=2_000,
         stages=(
             Stage('vision', 400, 1.5e-3, 1.0, joint=False),
-            Stage('joint', 1500, 1.5e-3, 0.5, flow_weight=4.0, num_draws=4),
-            Stage('dagger-1', 800, 6e-4, 0.5, flow_weight=4.0, num_draws=4, on_policy_share=0.4),
-            Stage('dagger-2', 1000, 6e-4, 0.5, flow_weight=4.0, num_draws=8, on_policy_share=0.5),
+            Stage('joint', 2600, 1.5e-3, 0.5, flow_weight=4.0, num_draws=8),
+            Stage('dagger-1', 1300, 8e-4, 0.5, flow_weight=4.0, num_draws=8, on_policy_share=0.4),
+            Stage('dagger-2', 1400, 6e-4, 0.5, flow_weight=4.0, num_draws=8, on_policy_share=0.5),
         ),
         num_episodes=150,
     )
@@ -208,7 +208,7 @@ def text_batch(prompt: Sequence[int], texts: Sequence[Sequence[int]], eos_id: in
 class Batches:
     """Draws training batches; the same numbers (seed, stage, step) give the same batch."""
 
-    CAMERA_CHOICES = ((0, 1), (0, 1), (0,), (1,))
+    CAMERA_CHOICES = ((0, 1), (0, 1), (0, 1), (0,), (0,), (1,))
     """One camera is left out of a whole batch now and then: no padding, and the robot survives."""
 
     def __init__(
@@ -628,12 +628,13 @@ def _training_text(recipe: Recipe) -> str:
     stages = '; '.join(
         f'{stage.name} {stage.steps} steps at {stage.learning_rate:g}' for stage in recipe.stages
     )
+    last = recipe.stages[-1]
     return (
-        f'AdamW, batches of {recipe.batch_size}, several noise draws per prefix, cosine schedule, '
-        f'stages: {stages}. Loss: flow matching, plus cross-entropy of text and of note, '
-        f'plus two throw-away heads: one points at blocks and fingertip, one reads state '
-        f'and actions off the prefix. One camera is left out of '
-        f'half of the batches.'
+        f'AdamW, batches of {recipe.batch_size}, {last.num_draws} noise draws per prefix, cosine '
+        f'schedule, stages: {stages}. Loss: flow matching (weight {last.flow_weight:g}), plus '
+        f'cross-entropy of text and of note, plus two throw-away heads: one points at blocks and '
+        f'fingertip, one reads state and actions off the prefix. One camera is left out of half '
+        f'of the batches.'
     )
 
 

@@ -39,7 +39,7 @@ BLOCK_M = 0.06
 TOUCH_M, TOUCH_S = 0.04, 0.5
 """The finger touches a block while it is this close to the middle of its top, as it is almost
 everywhere over it, and has touched it after so long."""
-SAY_TOUCHING_M = 0.05
+SAY_TOUCHING_M = 0.06
 """Where the narrator says so: on the way down, where the finger passes quickly."""
 
 RADII_M = {'far': (0.21, 0.27), 'near': (0.355, 0.42)}
