@@ -456,6 +456,34 @@ def test_an_openpi_config_without_a_checkpoint_is_refused() -> None:
         build('dummy', 0)
 
 
+@pytest.mark.usefixtures('openpi')
+def test_the_profile_check_takes_all_from_the_training_config(tmp_path: Path) -> None:
+    from oxygen_ros.evaluation.profile_findings import openpi_findings
+
+    profile = load_profile('droid', CONFIG)
+    profile = replace(profile, model=replace(profile.model, action_horizon=0))
+    tokenizer = CONFIG.parent / 'resource' / 'tabletop' / 'tokenizer.model'
+    options = EngineOptions(str(tmp_path), str(tokenizer), openpi_config='chain_droid')
+    positions = dict.fromkeys(profile.joints.names, 57.3)  # degrees
+    found = [
+        (finding.kind, finding.text) for finding in openpi_findings(profile, options, positions)
+    ]
+    assert ('ok', 'openpi config chain_droid: fits the profile') in found
+    problems = [text for kind, text in found if kind == 'problem']
+    assert any('expected model.safetensors' in text for text in problems)
+    assert any('far outside the training data' in text for text in problems)
+
+
+@pytest.mark.usefixtures('openpi')
+def test_the_profile_check_tells_an_openpi_config_that_does_not_exist(tmp_path: Path) -> None:
+    from oxygen_ros.evaluation.profile_findings import openpi_findings
+
+    options = EngineOptions(str(tmp_path), openpi_config='chain_drod')
+    (finding,) = openpi_findings(load_profile('droid', CONFIG), options, {})
+    assert finding.kind == 'problem'
+    assert "Did you mean 'chain_droid'?" in finding.text
+
+
 # --- oxygen_convert -------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
@@ -33,6 +34,9 @@ from oxygen_ros.model.prompt import ByteTokenizer, SentencePieceTokenizer, Token
 from oxygen_ros.model.rtc import Continuation, Guided, Trained
 from oxygen_ros.model.transforms import Adapter, GripperAdapter, GripperMap, NormStats, make_adapter
 from oxygen_ros.profile import ProfileError, RobotProfile, TaskProfile, blending_misfits
+
+if TYPE_CHECKING:
+    from oxygen_ros.model.openpi_bridge import OpenpiProcessor
 
 EXECUTIONS = {'unified': Engine, 'shared': SharedEngine, 'isolated': IsolatedEngine}
 TOKENIZER_FILES = ('tokenizer.model', 'paligemma_tokenizer.model')
@@ -90,7 +94,7 @@ def build_engine(
             f"parameter 'execution': expected one of {list(EXECUTIONS)}, got {options.execution!r}"
         )
     checkpoint = find_checkpoint(profile, options)
-    config, processor = (_by_openpi if options.openpi_config else _by_profile)(
+    config, processor = (by_openpi if options.openpi_config else _by_profile)(
         profile, options, checkpoint
     )
     tokenizer = processor.tokenizer
@@ -148,10 +152,13 @@ def _by_profile(
     return config, make_processor(profile, config, tokenizer, stats)
 
 
-def _by_openpi(
+def by_openpi(
     profile: RobotProfile, options: EngineOptions, checkpoint: Path | None
-) -> tuple[Pi05Config, Codec]:
-    """Take from openpi what it knows; of the profile's `model` only the prefix attention counts."""
+) -> tuple[Pi05Config, OpenpiProcessor]:
+    """Take from openpi what it knows; of the profile's `model` only the prefix attention counts.
+
+    Raises as `build_engine` does, but for the weights.
+    """
     from oxygen_ros.model import openpi_bridge
 
     if checkpoint is None:
