@@ -29,6 +29,7 @@ from oxygen_ros.model.checkpoints import (
     read_config,
 )
 from oxygen_ros.model.config import Pi05Config, preset
+from oxygen_ros.model.continuous import ContinuousJoints
 from oxygen_ros.model.processor import Codec, Processor
 from oxygen_ros.model.prompt import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from oxygen_ros.model.rtc import Continuation, Guided, Trained
@@ -97,6 +98,7 @@ def build_engine(
     config, processor = (by_openpi if options.openpi_config else _by_profile)(
         profile, options, checkpoint
     )
+    processor = _with_turns(profile, processor)
     tokenizer = processor.tokenizer
     _refuse_blending(profile, config)
     continuation = None if leftover is None else _continuation(profile)
@@ -183,6 +185,15 @@ def by_openpi(
     )
     return config, openpi_bridge.OpenpiProcessor(
         policy, keys, _adapter(profile, 'identity'), tokenizer
+    )
+
+
+def _with_turns(profile: RobotProfile, codec: Codec) -> Codec:
+    joints, command = profile.joints.names, profile.command
+    if not command.continuous:
+        return codec
+    return ContinuousJoints(
+        codec, [(joints.index(name), command.names.index(name)) for name in command.continuous]
     )
 
 

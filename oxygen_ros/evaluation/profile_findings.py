@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from oxygen_ros.model.continuous import within_half_turn
 from oxygen_ros.model.openpi_bridge import OpenpiError
 from oxygen_ros.monitor import MIN_RATE_SHARE, gripper_problem
 from oxygen_ros.observation import Observation, SourceStatus
@@ -368,6 +369,8 @@ def state_findings(
     if not set(names) <= positions.keys():
         return []
     measured = np.array([positions[name] for name in names], np.float32)
+    turning = [name in profile.command.continuous for name in names]
+    measured[turning] = within_half_turn(measured[turning])
     state = processor.padded_state(Observation(0, 0, 0, {}, measured, ''))[: len(names)]
     far = [i for i in range(len(names)) if abs(state[i]) > MAX_NORMALIZED]
     if not far:
