@@ -389,6 +389,21 @@ def test_commands_of_another_width_than_the_profiles_are_refused() -> None:
         bridged('chain_libero', make_adapter('identity', 8, 6))
 
 
+@pytest.mark.parametrize('vector', ['state', 'actions'])
+@pytest.mark.usefixtures('openpi')
+def test_statistics_with_nan_are_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, vector: str
+) -> None:
+    def load(folder: Path) -> Any:
+        stats = load_norm_stats(golden.GOLDEN / f'transforms.{folder.name}.norm_stats.json')
+        sound = getattr(stats, vector)
+        return replace(stats, **{vector: replace(sound, q99=np.full_like(sound.q99, np.nan))})
+
+    monkeypatch.setattr(sys.modules['openpi.shared.normalize'], 'load', load)
+    with pytest.raises(OpenpiError, match=r'chain_droid.*are there any in the checkpoint'):
+        bridged('chain_droid')
+
+
 @pytest.mark.usefixtures('openpi')
 def test_a_config_that_does_not_exist_is_refused_in_openpis_words() -> None:
     with pytest.raises(OpenpiError, match=r"'pi05_drod' not found\. Did you mean"):

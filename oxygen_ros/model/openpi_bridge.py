@@ -305,6 +305,11 @@ class OpenpiProcessor:
         sizes = {image.shape for image in inputs.images.values()}
         if sizes != {size}:
             raise OpenpiError(f'{name}: expected pictures of {size}, got {sorted(sizes)}')
+        if not (np.isfinite(commands).all() and np.isfinite(self.padded_state(blank)).all()):
+            raise OpenpiError(
+                f'{name}: expected finite numbers for a blank observation, got NaN or infinity; '
+                f"are there any in the checkpoint's norm_stats.json?"
+            )
         expected = (self.action_horizon, self._adapter.action_width)
         if commands.shape != expected:
             raise OpenpiError(
