@@ -14,6 +14,8 @@ REPLAY = [
     'rich>=13',
 ]
 SIMULATION = ['mujoco>=3.2', 'rich>=13']
+# Only its scene files are read; `pip install --no-deps gym-aloha` leaves MuJoCo as it is.
+ALOHA = ['mujoco>=3.2', 'gym-aloha>=0.1.1']
 DEVELOPMENT = ['pytest>=7,<8.4', 'hypothesis>=6', 'ruff', 'mypy', 'types-PyYAML', 'transformers<5']
 
 setup(
@@ -37,6 +39,7 @@ setup(
     extras_require={
         'replay': REPLAY,
         'sim': SIMULATION,
+        'aloha': ALOHA,
         'dev': REPLAY + SIMULATION + DEVELOPMENT,
     },
 )

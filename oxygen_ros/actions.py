@@ -301,6 +301,7 @@ class CommandGate:
         self._names = np.array(command.names)
         self._is_position = np.array([quantity == 'position' for quantity in command.quantity])
         self._lower, self._upper = np.array(command.lower), np.array(command.upper)
+        self._continuous = np.array([name in command.continuous for name in command.names])
         self._unbounded = np.isinf(self._lower) & np.isinf(self._upper)
         max_velocity = np.array(command.max_velocity)
         self._low = np.where(self._is_position, self._lower, -max_velocity)
@@ -324,6 +325,7 @@ class CommandGate:
             found['no_reference'] = unknown
             rows = rows[:0]
         if len(rows):
+            rows = self._by_the_short_way(rows, reference)
             rows = self._clamp_values(rows, measured, found)
             rows = self._clamp_steps(rows, reference, found)
         concerned = np.any(list(found.values()), axis=0) if found else []
@@ -337,6 +339,19 @@ class CommandGate:
         first = int(bad.any(axis=1).argmax())
         found['nonfinite'] = bad[first]
         return rows[:first]
+
+    def _by_the_short_way(self, rows: np.ndarray, reference: np.ndarray | None) -> np.ndarray:
+        """Of equal positions of a continuous joint those beside the reference: no turn back.
+
+        A driver may count turns or not, and differently from what was commanded to it.
+        """
+        turning = self._continuous & self._is_position
+        if reference is None or not turning.any():
+            return rows
+        path = np.unwrap(np.vstack([reference, rows])[:, turning], axis=0)
+        rows = rows.copy()
+        rows[:, turning] = path[1:]
+        return rows
 
     def _clamp_values(
         self, rows: np.ndarray, measured: np.ndarray | None, found: dict[str, np.ndarray]

@@ -91,6 +91,7 @@ class CommandProfile:
     interface: Literal['joint_trajectory', 'joint_state', 'forward_command']
     topic: str
     names: tuple[str, ...] = ()  # in YAML () means: those of `joints`
+    continuous: tuple[str, ...] = ()  # these turn without end: a whole turn [rad] is no difference
     quantity: tuple[Quantity, ...] = _per_joint()
     rate_hz: float = _positive()
     interpolation: Literal['linear', 'previous'] = 'linear'
@@ -368,6 +369,7 @@ def _problems(profile: RobotProfile) -> Iterator[str]:
     yield from lengths
     if not lengths:
         yield from _command_problems(profile)
+        yield from _continuous_problems(profile)
         yield from _gripper_problems(profile)
         yield from _delta_problems(profile)
     yield from _blending_problems(profile)
@@ -450,6 +452,24 @@ def _command_problems(profile: RobotProfile) -> Iterator[str]:
             # The first command and `hold` are relative to the measurement, so it must exist.
             yield f'command.names: position of {name!r} is commanded but it is not in joints.names'
     yield from _fallback_problems(command)
+
+
+def _continuous_problems(profile: RobotProfile) -> Iterator[str]:
+    command = profile.command
+    limits = dict(zip(command.names, zip(command.lower, command.upper, strict=True), strict=True))
+    for name in command.continuous:
+        if name not in command.names or name not in profile.joints.names:
+            yield f'command.continuous: {name!r} must be in joints.names and in command.names'
+        elif limits[name] != (-math.inf, math.inf):
+            yield (
+                f'command.limits: {name} is in command.continuous, so expected -.inf and .inf; '
+                f'got {limits[name][0]:g} and {limits[name][1]:g}'
+            )
+    if command.continuous and profile.action.blending == 'ensemble':
+        yield (
+            'action.blending: ensemble cannot average the turns of command.continuous; expected '
+            'replace or rtc'
+        )
 
 
 def _gripper_problems(profile: RobotProfile) -> Iterator[str]:

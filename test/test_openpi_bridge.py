@@ -389,6 +389,21 @@ def test_commands_of_another_width_than_the_profiles_are_refused() -> None:
         bridged('chain_libero', make_adapter('identity', 8, 6))
 
 
+@pytest.mark.parametrize('vector', ['state', 'actions'])
+@pytest.mark.usefixtures('openpi')
+def test_statistics_with_nan_are_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, vector: str
+) -> None:
+    def load(folder: Path) -> Any:
+        stats = load_norm_stats(golden.GOLDEN / f'transforms.{folder.name}.norm_stats.json')
+        sound = getattr(stats, vector)
+        return replace(stats, **{vector: replace(sound, q99=np.full_like(sound.q99, np.nan))})
+
+    monkeypatch.setattr(sys.modules['openpi.shared.normalize'], 'load', load)
+    with pytest.raises(OpenpiError, match=r'chain_droid.*are there any in the checkpoint'):
+        bridged('chain_droid')
+
+
 @pytest.mark.usefixtures('openpi')
 def test_a_config_that_does_not_exist_is_refused_in_openpis_words() -> None:
     with pytest.raises(OpenpiError, match=r"'pi05_drod' not found\. Did you mean"):
@@ -454,6 +469,34 @@ def test_a_horizon_that_is_not_the_training_configs_is_refused(tmp_path: Path) -
 def test_an_openpi_config_without_a_checkpoint_is_refused() -> None:
     with pytest.raises(ProfileError, match="expected parameter 'checkpoint'"):
         build('dummy', 0)
+
+
+@pytest.mark.usefixtures('openpi')
+def test_the_profile_check_takes_all_from_the_training_config(tmp_path: Path) -> None:
+    from oxygen_ros.evaluation.profile_findings import openpi_findings
+
+    profile = load_profile('droid', CONFIG)
+    profile = replace(profile, model=replace(profile.model, action_horizon=0))
+    tokenizer = CONFIG.parent / 'resource' / 'tabletop' / 'tokenizer.model'
+    options = EngineOptions(str(tmp_path), str(tokenizer), openpi_config='chain_droid')
+    positions = dict.fromkeys(profile.joints.names, 57.3)  # degrees
+    found = [
+        (finding.kind, finding.text) for finding in openpi_findings(profile, options, positions)
+    ]
+    assert ('ok', 'openpi config chain_droid: fits the profile') in found
+    problems = [text for kind, text in found if kind == 'problem']
+    assert any('expected model.safetensors' in text for text in problems)
+    assert any('far outside the training data' in text for text in problems)
+
+
+@pytest.mark.usefixtures('openpi')
+def test_the_profile_check_tells_an_openpi_config_that_does_not_exist(tmp_path: Path) -> None:
+    from oxygen_ros.evaluation.profile_findings import openpi_findings
+
+    options = EngineOptions(str(tmp_path), openpi_config='chain_drod')
+    (finding,) = openpi_findings(load_profile('droid', CONFIG), options, {})
+    assert finding.kind == 'problem'
+    assert "Did you mean 'chain_droid'?" in finding.text
 
 
 # --- oxygen_convert -------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_an_executable_names_a_function_that_exists(name: str, module: str, func
 def test_the_programs_are_executables() -> None:
     programs = {'oxygen', 'oxygen_demo', 'oxygen_episodes', 'oxygen_play', 'oxygen_tabletop'}
     programs |= {'oxygen_convert', 'oxygen_profile_check', 'oxygen_train', 'profile_check'}
-    programs |= {'oxygen_eval'}
+    programs |= {'oxygen_aloha', 'oxygen_eval'}
     assert programs <= {name for name, _, _ in EXECUTABLES}
 
 
@@ -119,7 +119,8 @@ def test_scripts_can_be_executed(script: str) -> None:
 
 
 def test_every_requirement_is_pinned() -> None:
-    lines = (ROOT / 'requirements.txt').read_text().splitlines()
+    files = ('requirements.txt', 'requirements-alone.txt')
+    lines = [line for name in files for line in (ROOT / name).read_text().splitlines()]
     requirements = [line for line in lines if line and not line.startswith('#')]
     loose = [
         line for line in requirements if not re.match(r'^[\w.-]+==[\w.]+(; python_version|$)', line)

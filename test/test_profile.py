@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,29 @@ def test_a_dangerous_combination_is_refused(
     raw = changed('grippers', [gripper()])
     raw['command'].update(command)
     assert expected in refusal(load, raw)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'expected'),
+    [
+        ({}, 'joint_6 is in command.continuous, so expected -.inf and .inf; got -3.14 and 3.14'),
+        ({'continuous': ['wheel']}, "'wheel' must be in joints.names and in command.names"),
+    ],
+)
+def test_a_continuous_joint_is_known_and_has_no_end(
+    load: Load, changes: dict[str, Any], expected: str
+) -> None:
+    raw = changed('command.continuous', ['joint_6'])
+    raw['command'].update(changes)
+    assert expected in refusal(load, raw)
+
+
+def test_turns_are_not_averaged(load: Load) -> None:
+    raw = changed('command.continuous', ['joint_6'])
+    raw['command']['limits'].update(lower=[-3.0] * 5 + [-math.inf], upper=[3.0] * 5 + [math.inf])
+    assert load(raw).command.continuous == ('joint_6',)
+    raw['action']['blending'] = 'ensemble'
+    assert 'ensemble cannot average the turns' in refusal(load, raw)
 
 
 def test_a_delta_needs_the_same_joint_in_state_and_command(load: Load) -> None:

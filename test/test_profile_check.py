@@ -111,6 +111,27 @@ def test_a_profile_that_does_not_load_is_the_only_problem(
     assert "no profile 'nobody'" in capsys.readouterr().out
 
 
+def test_an_openpi_config_needs_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    from oxygen_ros.evaluation.profile_check import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(['droid', '--seconds', '0', '--openpi-config', 'pi05_droid'])
+    assert stop.value.code == 2
+    assert 'expected --checkpoint DIR with it' in capsys.readouterr().err
+
+
+def test_an_openpi_config_is_asked_of_openpi(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip('torch')
+    from oxygen_ros.evaluation.profile_check import main
+
+    monkeypatch.setitem(sys.modules, 'openpi', None)  # as where it is not installed
+    arguments = ['--checkpoint', str(tmp_path), '--openpi-config', 'pi05_droid']
+    assert main(['droid', '--seconds', '0', *arguments]) == 1
+    assert 'openpi is not installed' in capsys.readouterr().out
+
+
 def test_a_checkpoint_is_checked_without_a_robot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from oxygen_ros.evaluation.profile_findings import (
     Live,
     checkpoint_findings,
     live_findings,
+    profile_findings,
 )
 from oxygen_ros.observation import SourceStatus
 from oxygen_ros.profile import GripperProfile, RobotProfile, load_profile
@@ -26,6 +27,7 @@ from oxygen_ros.profile import GripperProfile, RobotProfile, load_profile
 CONFIG = Path(__file__).parents[1] / 'config'
 IMAGE, COMPRESSED = 'sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage'
 PROFILE = load_profile('dummy', CONFIG)
+SHIPPED = sorted(p.stem for p in CONFIG.glob('*.yaml') if '\ncameras:' in p.read_text())
 BASE, WRIST = '/camera/base/image_raw', '/camera/wrist/image_raw'
 NAMES = PROFILE.joints.names
 
@@ -197,6 +199,44 @@ def test_a_gripper_in_another_unit_is_a_problem() -> None:
     assert problems == [
         'grippers: joint_6 reads 0.8, but grippers says 0 to 0.058; is it another unit?'
     ]
+
+
+# --- the profile alone ----------------------------------------------------------------------------
+
+
+def with_topics(**topics: str) -> RobotProfile:
+    aloha = load_profile('aloha', CONFIG)
+    cameras = tuple(
+        replace(camera, topic=topics.get(camera.slot, camera.topic)) for camera in aloha.cameras
+    )
+    return replace(aloha, cameras=cameras)
+
+
+@pytest.mark.parametrize(
+    ('first', 'second'),
+    [
+        ('left_wrist_0_rgb', 'right_wrist_0_rgb'),
+        ('base_0_rgb', 'left_wrist_0_rgb'),
+        ('base_0_rgb', 'right_wrist_0_rgb'),
+    ],
+)
+def test_swapped_cameras_are_a_problem_that_names_both(first: str, second: str) -> None:
+    topics = {camera.slot: camera.topic for camera in load_profile('aloha', CONFIG).cameras}
+    swapped = {first: topics[second], second: topics[first]}
+    problems = texts(profile_findings(with_topics(**swapped)))
+    expected = (
+        f'{first} takes {topics[second]} and {second} takes {topics[first]}: are they swapped?'
+    )
+    assert f'cameras: {expected}' in problems
+
+
+@pytest.mark.parametrize('name', SHIPPED)
+def test_no_shipped_profile_contradicts_itself(name: str) -> None:
+    assert not profile_findings(load_profile(name, CONFIG))
+
+
+def test_names_that_say_nothing_are_believed() -> None:
+    assert not profile_findings(with_topics(base_0_rgb='video2', left_wrist_0_rgb='video0'))
 
 
 # --- checkpoint -----------------------------------------------------------------------------------

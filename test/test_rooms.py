@@ -19,12 +19,13 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 TORCH = {'torch', 'torchvision', 'safetensors', 'transformers'}
 TORCH_ROOMS = ('model/', 'engine/model_runner.py', 'engine/static_runner.py', 'sim/train.py')
 RCLPY = {'rclpy', 'launch', 'launch_ros'}
-RCLPY_ROOMS = ('node.py', 'publisher.py', 'sim/tabletop.py', 'evaluation/')
+ROBOTS = ('sim/robot.py', 'sim/tabletop.py', 'sim/aloha.py')
+RCLPY_ROOMS = ('node.py', 'publisher.py', *ROBOTS, 'evaluation/')
 MESSAGE_ROOMS = (
     'node.py',
     'parameters.py',
     'conversions.py',
-    'sim/tabletop.py',
+    *ROBOTS,
     'evaluation/',
 )
 DECISIONS = ('engine/scheduler.py', 'engine/sequence.py', 'engine/slots.py', 'engine/tasks.py')

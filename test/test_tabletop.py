@@ -38,7 +38,8 @@ from oxygen_ros.conversions import (
 )
 from oxygen_ros.profile import CameraProfile, RobotProfile, load_profile
 from oxygen_ros.sim.expert import expert_chunk
-from oxygen_ros.sim.tabletop import CommandError, Motion, camera_topic, command_rows
+from oxygen_ros.sim.robot import CommandError, Motion, command_rows
+from oxygen_ros.sim.tabletop import TabletopRobot
 from oxygen_ros.sim.world import COLOURS, JOINTS, TabletopWorld
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,7 +62,7 @@ class Table:
         transport = parameters.get('transport', 'raw')
         kind = CompressedImage if transport == 'compressed' else Image
         for camera in ('base', 'side'):
-            self.hear(camera, kind, camera_topic(camera, transport))
+            self.hear(camera, kind, TabletopRobot.camera_topic(camera, transport))
         self.hear('joints', JointState, 'joint_states')
         self.hear('clock', Clock, '/clock')
         for name in ('truth/narration', 'truth/memory', 'touched'):
@@ -148,7 +149,7 @@ def with_interface(folder: Path, interface: str) -> RobotProfile:
 
 def test_joints_are_commanded_by_name_in_any_order() -> None:
     backwards = JointState(name=list(JOINTS[::-1]), position=[4.0, 3.0, 2.0, 1.0])
-    times_s, rows = command_rows(backwards)
+    times_s, rows = command_rows(backwards, JOINTS)
     assert times_s.tolist() == [0.0]
     assert rows.tolist() == [[1.0, 2.0, 3.0, 4.0]]
 
@@ -182,7 +183,7 @@ def point(*positions: float, seconds: int = 1) -> JointTrajectoryPoint:
 )
 def test_a_command_that_cannot_be_followed_is_refused_by_reason(message: Any, reason: str) -> None:
     with pytest.raises(CommandError, match=reason):
-        command_rows(message)
+        command_rows(message, JOINTS)
 
 
 # ---- real time
@@ -195,11 +196,14 @@ def test_cameras_and_joints_are_what_the_profile_wants(
     table = tables(transport=transport)
     table.until(lambda: table.heard['base'] and table.heard['side'], 'both cameras')
     names = [camera.topic for camera in profile.cameras]
-    assert names == [camera_topic(camera, 'raw') for camera in ('base', 'side')]
+    assert names == [TabletopRobot.camera_topic(camera, 'raw') for camera in ('base', 'side')]
     pictures = []
     for name in ('base', 'side'):
         camera = CameraProfile(
-            slot=name, topic=camera_topic(name, transport), transport=transport, max_age_s=1.0
+            slot=name,
+            topic=TabletopRobot.camera_topic(name, transport),
+            transport=transport,
+            max_age_s=1.0,
         )
         check_image(table.heard[name][0], camera)
         pictures.append(decode_image(table.heard[name][0], camera))

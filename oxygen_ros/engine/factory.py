@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
@@ -28,11 +29,15 @@ from oxygen_ros.model.checkpoints import (
     read_config,
 )
 from oxygen_ros.model.config import Pi05Config, preset
+from oxygen_ros.model.continuous import ContinuousJoints
 from oxygen_ros.model.processor import Codec, Processor
 from oxygen_ros.model.prompt import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from oxygen_ros.model.rtc import Continuation, Guided, Trained
 from oxygen_ros.model.transforms import Adapter, GripperAdapter, GripperMap, NormStats, make_adapter
 from oxygen_ros.profile import ProfileError, RobotProfile, TaskProfile, blending_misfits
+
+if TYPE_CHECKING:
+    from oxygen_ros.model.openpi_bridge import OpenpiProcessor
 
 EXECUTIONS = {'unified': Engine, 'shared': SharedEngine, 'isolated': IsolatedEngine}
 TOKENIZER_FILES = ('tokenizer.model', 'paligemma_tokenizer.model')
@@ -90,9 +95,10 @@ def build_engine(
             f"parameter 'execution': expected one of {list(EXECUTIONS)}, got {options.execution!r}"
         )
     checkpoint = find_checkpoint(profile, options)
-    config, processor = (_by_openpi if options.openpi_config else _by_profile)(
+    config, processor = (by_openpi if options.openpi_config else _by_profile)(
         profile, options, checkpoint
     )
+    processor = _with_turns(profile, processor)
     tokenizer = processor.tokenizer
     _refuse_blending(profile, config)
     continuation = None if leftover is None else _continuation(profile)
@@ -148,10 +154,13 @@ def _by_profile(
     return config, make_processor(profile, config, tokenizer, stats)
 
 
-def _by_openpi(
+def by_openpi(
     profile: RobotProfile, options: EngineOptions, checkpoint: Path | None
-) -> tuple[Pi05Config, Codec]:
-    """Take from openpi what it knows; of the profile's `model` only the prefix attention counts."""
+) -> tuple[Pi05Config, OpenpiProcessor]:
+    """Take from openpi what it knows; of the profile's `model` only the prefix attention counts.
+
+    Raises as `build_engine` does, but for the weights.
+    """
     from oxygen_ros.model import openpi_bridge
 
     if checkpoint is None:
@@ -176,6 +185,15 @@ def _by_openpi(
     )
     return config, openpi_bridge.OpenpiProcessor(
         policy, keys, _adapter(profile, 'identity'), tokenizer
+    )
+
+
+def _with_turns(profile: RobotProfile, codec: Codec) -> Codec:
+    joints, command = profile.joints.names, profile.command
+    if not command.continuous:
+        return codec
+    return ContinuousJoints(
+        codec, [(joints.index(name), command.names.index(name)) for name in command.continuous]
     )
 
 

@@ -32,7 +32,7 @@ from oxygen_ros.evaluation.plots import save_plot
 from oxygen_ros.evaluation.recording import BagError
 from oxygen_ros.evaluation.stage import DemoError, Stage, graph, isolate_graph
 from oxygen_ros.profile import ProfileError
-from oxygen_ros.sim.tabletop import NUM_SEEDS
+from oxygen_ros.sim.robot import NUM_SEEDS
 
 # A checkpoint of several gigabytes from a slow disk.
 START_TIMEOUT_S = 600.0

@@ -30,7 +30,8 @@ from oxygen_ros.evaluation.node_process import NodeProcess
 from oxygen_ros.evaluation.tabletop_profile import load_profile_with
 from oxygen_ros.msg import ActionChunk, EngineStats, Note, Text
 from oxygen_ros.profile import RobotProfile
-from oxygen_ros.sim.tabletop import MAX_CATCH_UP_S, TabletopRobot
+from oxygen_ros.sim.robot import MAX_CATCH_UP_S
+from oxygen_ros.sim.tabletop import TabletopRobot
 from oxygen_ros.sim.world import TabletopWorld
 
 JOINTS_HZ = 50.0

@@ -3,7 +3,7 @@
 Owns the listening: subscribes as the node does, to the same topics with the same QoS, and publishes
 nothing. Knows no comparison; those are in `profile_findings.py`. Started by hand, before the node:
 
-    ros2 run oxygen_ros profile_check PROFILE [--checkpoint DIR] [--seconds N]
+    ros2 run oxygen_ros profile_check PROFILE [--checkpoint DIR] [--openpi-config NAME]
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from oxygen_ros.evaluation.profile_findings import (
     Live,
     checkpoint_findings,
     live_findings,
+    openpi_findings,
+    profile_findings,
 )
 from oxygen_ros.observation import ObservationBuffer
 from oxygen_ros.profile import CameraProfile, ProfileError, RobotProfile, load_profile, share_folder
@@ -146,12 +148,15 @@ def report(findings: list[Finding]) -> int:
 def main(args: list[str] | None = None) -> int:
     """Check and report: 0 without problems, 1 with, 2 if it was called wrongly."""
     arguments = sys.argv if args is None else ['profile_check', *args]
-    options = _parser().parse_args(remove_ros_args(arguments)[1:])
+    parser = _parser()
+    options = parser.parse_args(remove_ros_args(arguments)[1:])
+    if options.openpi_config and not options.checkpoint:
+        parser.error('--openpi-config: expected --checkpoint DIR with it')
     try:
         profile = load_profile(options.profile, share_folder() / 'config')
     except ProfileError as error:
         return report([Finding('problem', str(error))])
-    findings: list[Finding] = []
+    findings = profile_findings(profile)
     positions: Mapping[str, float] = {}
     if options.seconds > 0:
         rclpy.init(args=arguments)
@@ -159,7 +164,12 @@ def main(args: list[str] | None = None) -> int:
         rclpy.try_shutdown()
         findings += live_findings(profile, live)
         positions = live.positions
-    if options.checkpoint:
+    if options.openpi_config:
+        from oxygen_ros.engine.factory import EngineOptions
+
+        chosen = EngineOptions(options.checkpoint, options.tokenizer, options.openpi_config)
+        findings += openpi_findings(profile, chosen, positions)
+    elif options.checkpoint:
         findings += checkpoint_findings(profile, options.checkpoint, options.tokenizer, positions)
     return report(findings)
 
@@ -170,6 +180,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument('profile', help='a name in config/ or the path of a file')
     parser.add_argument('--checkpoint', default='', help='directory or safetensors file')
+    parser.add_argument(
+        '--openpi-config', default='', metavar='NAME', help='as the node parameter openpi_config'
+    )
     parser.add_argument('--tokenizer', default='', help='if it is not beside the weights')
     parser.add_argument(
         '--seconds', type=float, default=5.0, help='how long to listen (default 5); 0: not at all'

@@ -8,6 +8,8 @@ checkpoint to compare with.
 from __future__ import annotations
 
 import difflib
+import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from oxygen_ros.model.continuous import within_half_turn
+from oxygen_ros.model.openpi_bridge import OpenpiError
 from oxygen_ros.monitor import MIN_RATE_SHARE, gripper_problem
 from oxygen_ros.observation import Observation, SourceStatus
 from oxygen_ros.profile import CameraProfile, RobotProfile
 
 if TYPE_CHECKING:
+    from oxygen_ros.engine.factory import EngineOptions
+    from oxygen_ros.model.openpi_bridge import OpenpiProcessor
     from oxygen_ros.model.processor import Processor
 
 CAMERA_TYPES = {
@@ -71,6 +77,26 @@ class Live:
     status: Mapping[str, SourceStatus]
     joint_names: tuple[str, ...]
     positions: Mapping[str, float]
+
+
+def profile_findings(profile: RobotProfile) -> list[Finding]:
+    """Say what of a valid profile contradicts itself: cameras that seem to be swapped."""
+    return [
+        Finding(
+            'problem',
+            f'cameras: {first.slot} takes {first.topic} and {second.slot} takes {second.topic}: '
+            f'are they swapped?',
+        )
+        for first, second in itertools.combinations(profile.cameras, 2)
+        if _likeness(first.slot, second.topic) + _likeness(second.slot, first.topic)
+        > _likeness(first.slot, first.topic) + _likeness(second.slot, second.topic)
+    ]
+
+
+def _likeness(slot: str, topic: str) -> int:
+    """How many words a slot and a topic have in common: left, wrist, base ..."""
+    words = [set(re.findall('[a-z]+', name.lower())) for name in (slot, topic)]
+    return len(words[0] & words[1])
 
 
 def live_findings(profile: RobotProfile, live: Live) -> list[Finding]:
@@ -288,6 +314,25 @@ def checkpoint_findings(
         processor = factory.make_processor(profile, config, words, stats)
         if stats is not None:
             findings.append(Finding('ok', f'statistics: {stats.source}'))
+            findings += state_findings(profile, processor, positions)
+    return findings
+
+
+def openpi_findings(
+    profile: RobotProfile, options: EngineOptions, positions: Mapping[str, float]
+) -> list[Finding]:
+    """As `checkpoint_findings`, with sizes, transforms and statistics of openpi's config."""
+    from oxygen_ros.engine import factory
+    from oxygen_ros.model.weights import check_checkpoint
+
+    path = Path(options.checkpoint).expanduser()
+    findings: list[Finding] = []
+    with _Found(findings):
+        config, processor = factory.by_openpi(profile, options, path)
+        findings.append(Finding('ok', f'openpi config {options.openpi_config}: fits the profile'))
+        with _Found(findings):
+            tensors = check_checkpoint(config, path)
+            findings.append(Finding('ok', f'checkpoint: all {len(tensors)} tensors fit'))
         findings += state_findings(profile, processor, positions)
     return findings
 
@@ -302,7 +347,7 @@ class _Found:
         pass
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, (ValueError, OSError)):
+        if not isinstance(error, (ValueError, OSError, OpenpiError)):
             return False
         self._findings.append(Finding('problem', str(error)))
         return True
@@ -317,13 +362,15 @@ def _step_findings(profile: RobotProfile, trained: int | None) -> Iterator[Findi
 
 
 def state_findings(
-    profile: RobotProfile, processor: Processor, positions: Mapping[str, float]
+    profile: RobotProfile, processor: Processor | OpenpiProcessor, positions: Mapping[str, float]
 ) -> list[Finding]:
     """Say which measured joints the model never saw like this in training."""
     names = profile.joints.names
-    if processor.norm_stats is None or not set(names) <= positions.keys():
+    if not set(names) <= positions.keys():
         return []
     measured = np.array([positions[name] for name in names], np.float32)
+    turning = [name in profile.command.continuous for name in names]
+    measured[turning] = within_half_turn(measured[turning])
     state = processor.padded_state(Observation(0, 0, 0, {}, measured, ''))[: len(names)]
     far = [i for i in range(len(names)) if abs(state[i]) > MAX_NORMALIZED]
     if not far:

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from oxygen_ros.profile import ProfileError, RobotProfile, load_profile, share_folder
-from oxygen_ros.sim.tabletop import COMMAND_TOPIC, INSTRUCTION_TOPIC, JOINTS_TOPIC, camera_topic
+from oxygen_ros.sim.robot import JOINTS_TOPIC
+from oxygen_ros.sim.tabletop import INSTRUCTION_TOPIC, TabletopRobot
 from oxygen_ros.sim.world import CAMERAS, CONTROL_HZ, JOINTS
 
 LOCKSTEP_COMMAND_HZ = 200.0
@@ -28,7 +29,7 @@ def check_fit(profile: RobotProfile, name: str) -> None:
         'joints.topic': (profile.joints.topic, JOINTS_TOPIC),
         'joints.names': (profile.joints.names, JOINTS),
         'instruction.topic': (profile.instruction.topic, INSTRUCTION_TOPIC),
-        'command.topic': (command.topic, COMMAND_TOPIC),
+        'command.topic': (command.topic, TabletopRobot.COMMAND_TOPIC),
         'command.names': (command.names, JOINTS),
         'command.quantity': (set(command.quantity), {'position'}),
         'action.rate_hz': (profile.action.rate_hz, CONTROL_HZ),
@@ -36,7 +37,7 @@ def check_fit(profile: RobotProfile, name: str) -> None:
     for key, (got, wanted) in expected.items():
         if got != wanted:
             raise ProfileError(f'{name}: {key}: the tabletop has {wanted!r}, got {got!r}')
-    known = {camera_topic(camera, 'raw') for camera in CAMERAS}
+    known = {TabletopRobot.camera_topic(camera, 'raw') for camera in CAMERAS}
     for camera in profile.cameras:
         if camera.topic not in known:
             raise ProfileError(
@@ -63,7 +64,9 @@ def world_cameras(profile: RobotProfile, lost_slots: Sequence[str]) -> tuple[str
     topics = [camera.topic for slot, camera in slots.items() if slot not in lost_slots]
     if not topics:
         raise ProfileError('--lose-camera: expected at least one camera to be left')
-    return tuple(camera for camera in CAMERAS if camera_topic(camera, 'raw') in topics)
+    return tuple(
+        camera for camera in CAMERAS if TabletopRobot.camera_topic(camera, 'raw') in topics
+    )
 
 
 def shipped_checkpoint() -> Path:

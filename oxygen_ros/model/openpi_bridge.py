@@ -258,8 +258,12 @@ class OpenpiProcessor:
         encoded = np.asarray(self._encoded(observation, actions=actions)['actions'])
         return np.clip(encoded, -MAX_NORMALIZED, MAX_NORMALIZED).astype(np.float32)
 
+    def padded_state(self, observation: Observation) -> np.ndarray:
+        """Normalised state (action_dim,), padded with zeros; see `processor.Processor`."""
+        return np.asarray(self._encoded(observation)['state'])
+
     def _commands(self, actions: np.ndarray, observation: Observation) -> np.ndarray:
-        state = np.asarray(self._encoded(observation)['state'])
+        state = self.padded_state(observation)
         outputs = self._policy.decode({'state': state, 'actions': actions})
         return np.asarray(outputs['actions'], np.float64)
 
@@ -301,6 +305,11 @@ class OpenpiProcessor:
         sizes = {image.shape for image in inputs.images.values()}
         if sizes != {size}:
             raise OpenpiError(f'{name}: expected pictures of {size}, got {sorted(sizes)}')
+        if not (np.isfinite(commands).all() and np.isfinite(self.padded_state(blank)).all()):
+            raise OpenpiError(
+                f'{name}: expected finite numbers for a blank observation, got NaN or infinity; '
+                f"are there any in the checkpoint's norm_stats.json?"
+            )
         expected = (self.action_horizon, self._adapter.action_width)
         if commands.shape != expected:
             raise OpenpiError(
