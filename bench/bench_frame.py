@@ -52,6 +52,7 @@ from frames import (
 from oxygen_ros.engine.baselines import ContinuousBatchingEngine, IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import NO_DEADLINE_NS, Engine
 from oxygen_ros.engine.model_runner import load_pi05
+from oxygen_ros.engine.sequence import Sequence
 from oxygen_ros.engine.slots import SlotLayout
 from oxygen_ros.engine.static_runner import make_runner
 from oxygen_ros.model.config import PRESETS, Pi05Config, preset
@@ -62,12 +63,19 @@ from oxygen_ros.model.transforms import make_adapter
 from oxygen_ros.observation import Observation
 
 
-class CountedEngine(ContinuousBatchingEngine):
+class CountedEngine(Engine):
     """Ours, with the time of a frame counted in passes, to compare at equal tokens."""
 
+    steps_per_frame = 5
+
     def step(self, observation: Observation, deadline_ns: int) -> None:
-        """As `Engine.step`: the actions first."""
-        Engine.step(self, observation, deadline_ns)
+        self._passes_left = self.steps_per_frame
+        super().step(observation, NO_DEADLINE_NS)
+
+    def _next_batch(self, deadline_ns: int) -> list[Sequence]:
+        batch = super()._next_batch(deadline_ns) if self._passes_left else []
+        self._passes_left -= bool(batch)
+        return batch
 
 
 class ParallelEngines:
@@ -76,6 +84,9 @@ class ParallelEngines:
     def __init__(self, make: Callable[..., Engine], dictation: Dictation) -> None:
         self._acting = make(Engine, Dictation('none', 1, 0.0, 0))
         self._writing = make(SharedEngine, dictation)
+        # On one stream the workers would take turns.
+        device = self._writing.runner.device
+        self._stream = torch.cuda.Stream(device) if device.type == 'cuda' else None
 
     def step(self, observation: Observation, deadline_ns: int) -> None:
         writer = threading.Thread(target=self._write, args=(observation,))
@@ -84,6 +95,10 @@ class ParallelEngines:
         writer.join()
 
     def _write(self, observation: Observation) -> None:
+        with torch.cuda.stream(self._stream):
+            self._write_texts(observation)
+
+    def _write_texts(self, observation: Observation) -> None:
         engine = self._writing
         inputs = engine.processor.encode(observation)
         frame = engine.scheduler.open_frame(
@@ -218,7 +233,7 @@ def make_engine(
         on_chunk=lambda chunk: chunk_at.append(time.perf_counter()),
         on_text=lambda update: None,
     )
-    if isinstance(engine, ContinuousBatchingEngine):
+    if isinstance(engine, ContinuousBatchingEngine | CountedEngine):
         engine.steps_per_frame = options.steps_per_frame
     return engine
 
