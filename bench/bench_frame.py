@@ -109,6 +109,10 @@ class ParallelEngines:
         engine.decode(NO_DEADLINE_NS)
 
     @property
+    def runner(self) -> DictatedRunner:
+        return self._writing.runner
+
+    @property
     def prefills(self) -> int:
         return self._acting.runner.num_prefills + self._writing.runner.num_prefills
 
@@ -183,12 +187,19 @@ class Energy:
 def _nvml_joules(device: torch.device) -> Callable[[], float] | None:
     try:
         import pynvml
-
-        pynvml.nvmlInit()
-    except (ImportError, OSError):
+    except ImportError:
         return None
-    handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
-    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+
+    def read() -> float:
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        read()
+    except pynvml.NVMLError:  # no such counter, or a container without the driver's library
+        return None
+    return read
 
 
 def make_engine(
@@ -308,6 +319,7 @@ def result(setting: Setting, model: Pi05, frames: int, command_hz: float):
         'tokens_per_pass': tokens / steps if steps else 0.0,
         'weight_bytes_per_token': language_bytes(model) * steps / tokens if tokens else 0.0,
         'accepted_share': accepted_share(setting),
+        'runner': setting.engine.runner.kind,
         'joules_per_frame': spread(setting.joules) if setting.joules else None,
     }
 

@@ -138,6 +138,11 @@ class DictatedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
+    @property
+    def kind(self) -> str:
+        """What `make_runner` chose; on CUDA a `ModelRunner` means that graphs are off."""
+        return type(self._runner).__name__
+
     def decode(self, batch: SequenceOf[Sequence]) -> list[list[int]]:
         self._runner.decode(batch)
         return [self._following(sequence) for sequence in batch]

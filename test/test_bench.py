@@ -23,10 +23,23 @@ def frames(monkeypatch) -> ModuleType:
 
 
 @pytest.fixture
-def bench_frame(frames):
-    threads = torch.get_num_threads()
-    yield importlib.import_module('bench_frame')
-    torch.set_num_threads(threads)
+def threads():
+    """Benchmarks set the number of threads of their process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def bench_frame(frames, threads) -> ModuleType:
+    return importlib.import_module('bench_frame')
+
+
+@pytest.fixture
+def bench_scale(monkeypatch, threads) -> ModuleType:
+    pytest.importorskip('matplotlib')
+    monkeypatch.syspath_prepend(BENCH)
+    return importlib.import_module('bench_scale')
 
 
 @pytest.mark.parametrize('change', [0.0, 0.2, 1.0])
@@ -84,3 +97,12 @@ def test_irregular_requests_are_all_written(bench_frame, capsys, arrivals):
         bench_frame, capsys, '--arrivals', arrivals, '--settings', 'isolated', 'shared'
     )
     assert settings['isolated']['tokens_per_frame'] == settings['shared']['tokens_per_frame'] > 0
+
+
+def test_growth_is_told_for_every_size_and_drawn(bench_scale, capsys, tmp_path):
+    bench_scale.main(['--preset', 'dummy', '--rounds', '1', '--out', str(tmp_path)])
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    sizes = [str(batch) for batch in bench_scale.BATCHES]
+    assert list(report['decode_ms']) == list(report['latency_ms']) == sizes
+    assert list(report['frame_ms']) == ['1', '2', '3']
+    assert (tmp_path / 'growth.png').stat().st_size > 0
