@@ -407,7 +407,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument('--max-draft', type=int, default=15, help='of unified')
     parser.add_argument('--arrivals', choices=ARRIVALS, default='uniform')
     parser.add_argument(
-        '--text-change', type=float, default=0.1, help='share of tokens unlike the text before'
+        '--text-change', type=float, default=0.05, help='share of tokens unlike the text before'
     )
     parser.add_argument('--device', default='cpu')
     parser.add_argument('--dtype', default='auto')

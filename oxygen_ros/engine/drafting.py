@@ -52,7 +52,7 @@ class DraftLength:
     """
 
     MEMORY = 0.95
-    WORTH = 0.3
+    WORTH = 0.2
     """Least chance of being right, together with all before it, for which a token is drafted."""
 
     def __init__(self, longest: int) -> None:
