@@ -2,15 +2,19 @@
 
     ./run shell python bench/bench_frame.py --preset mid --dtype bfloat16
 
-Every frame brings one new text of `--max-tokens` tokens, so in the steady state every setting
-writes that many tokens per frame; what differs is how often the model is prefilled and how many
-passes the tokens take:
+Every frame brings new requests for text (`--arrivals`; one of `--max-tokens` tokens, if not said
+otherwise), so in the steady state every setting writes as many tokens per frame; what differs is
+how often the model is prefilled and how many passes the tokens take:
 
-    isolated              a prefill for the actions and one for the text, written in the frame
+    isolated              a prefill for the actions and one for each text, written in the frame
     parallel              the same, as two workers side by side (naive parallelisation)
-    shared                one prefill, the text still written inside the frame
-    continuous_batching   the paper's method: texts of several frames, a few passes each
-    unified               ours: actions first, drafted texts, passes until the tokens are out
+    shared                one prefill, the texts still written inside the frame
+    continuous_batching   the paper's method: texts of several frames, at most
+                          `--steps-per-frame` passes each frame, then the actions
+    undrafted             ours without drafts: the actions first, then the same passes
+    unified               ours: the actions first, drafted texts, at most as many passes
+
+Texts are dictated (see `frames.py`): each differs from the one before by `--text-change`.
 
 The settings take turns frame by frame in one process, so that a machine that slows down slows all
 of them. Process CPU time stands beside wall time: on a shared machine only the former repeats. The
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import glob
 import json
 import platform
 import resource
@@ -33,16 +38,23 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
+from frames import (
+    ARRIVALS,
+    WORKLOADS,
+    DictatedRunner,
+    DictatedScheduler,
+    Dictation,
+    Workload,
+    observations,
+)
 
 from oxygen_ros.engine.baselines import ContinuousBatchingEngine, IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import NO_DEADLINE_NS, Engine
 from oxygen_ros.engine.model_runner import load_pi05
-from oxygen_ros.engine.scheduler import Scheduler
+from oxygen_ros.engine.sequence import Sequence
 from oxygen_ros.engine.slots import SlotLayout
 from oxygen_ros.engine.static_runner import make_runner
-from oxygen_ros.engine.tasks import LanguageTask
 from oxygen_ros.model.config import PRESETS, Pi05Config, preset
 from oxygen_ros.model.pi05 import Pi05
 from oxygen_ros.model.processor import Processor
@@ -50,44 +62,31 @@ from oxygen_ros.model.prompt import ByteTokenizer
 from oxygen_ros.model.transforms import make_adapter
 from oxygen_ros.observation import Observation
 
-NEVER_NS = 10**18
-NO_EOS = -1
 
+class CountedEngine(Engine):
+    """Ours, with the time of a frame counted in passes, to compare at equal tokens."""
 
-@dataclass(frozen=True)
-class Workload:
-    """What a robot's frame looks like, as in the paper's configurations."""
+    steps_per_frame = 5
 
-    cameras: int
-    horizon: int
-    prompt_tokens: int
-    action_rate_hz: float
+    def step(self, observation: Observation, deadline_ns: int) -> None:
+        self._passes_left = self.steps_per_frame
+        super().step(observation, NO_DEADLINE_NS)
 
-
-WORKLOADS = {
-    'libero': Workload(cameras=2, horizon=10, prompt_tokens=24, action_rate_hz=10.0),
-    'droid': Workload(cameras=2, horizon=10, prompt_tokens=48, action_rate_hz=15.0),
-    'aloha': Workload(cameras=3, horizon=10, prompt_tokens=72, action_rate_hz=50.0),
-}
-
-
-class EqualTokensEngine(Engine):
-    """Ours, with a budget of tokens in place of a deadline, to compare at equal tokens."""
-
-    tokens_per_frame = 30
-
-    def decode(self, deadline_ns: int) -> None:
-        goal = self.stats.chunks * self.tokens_per_frame
-        while self._tokens < goal and (batch := self.scheduler.next_batch(0, NO_DEADLINE_NS)):
-            self._decode_step(batch)
-        self._update_stats()
+    def _next_batch(self, deadline_ns: int) -> list[Sequence]:
+        batch = super()._next_batch(deadline_ns) if self._passes_left else []
+        self._passes_left -= bool(batch)
+        return batch
 
 
 class ParallelEngines:
     """An action worker and a text worker with a prefill each, side by side in two threads."""
 
-    def __init__(self, make: Callable[..., Engine]) -> None:
-        self._acting, self._writing = make(Engine, tasks=()), make(SharedEngine)
+    def __init__(self, make: Callable[..., Engine], dictation: Dictation) -> None:
+        self._acting = make(Engine, Dictation('none', 1, 0.0, 0))
+        self._writing = make(SharedEngine, dictation)
+        # On one stream the workers would take turns.
+        device = self._writing.runner.device
+        self._stream = torch.cuda.Stream(device) if device.type == 'cuda' else None
 
     def step(self, observation: Observation, deadline_ns: int) -> None:
         writer = threading.Thread(target=self._write, args=(observation,))
@@ -96,6 +95,10 @@ class ParallelEngines:
         writer.join()
 
     def _write(self, observation: Observation) -> None:
+        with torch.cuda.stream(self._stream):
+            self._write_texts(observation)
+
+    def _write_texts(self, observation: Observation) -> None:
         engine = self._writing
         inputs = engine.processor.encode(observation)
         frame = engine.scheduler.open_frame(
@@ -104,6 +107,10 @@ class ParallelEngines:
         engine.runner.prefill(frame, inputs)
         engine.scheduler.admit(frame, engine.scheduler.due(observation.frame))
         engine.decode(NO_DEADLINE_NS)
+
+    @property
+    def runner(self) -> DictatedRunner:
+        return self._writing.runner
 
     @property
     def prefills(self) -> int:
@@ -149,52 +156,50 @@ class Setting:
         self.cpu_ms.append((time.process_time() - cpu) * 1e3)
         self.chunk_ms.append((self.chunk_at[-1] - wall) * 1e3)
         after = energy.read()
-        if joules is not None and after is not None:
+        if joules is not None and after is not None and after >= joules:
             self.joules.append(after - joules)
 
 
 class Energy:
     """Joules used so far, by NVML on a GPU or RAPL on a CPU; None where neither can be read."""
 
-    RAPL = Path('/sys/class/powercap/intel-rapl:0/energy_uj')
+    PACKAGES = '/sys/class/powercap/intel-rapl:[0-9]'
 
     def __init__(self, device: torch.device) -> None:
-        self._handle = None
+        self._gpu: Callable[[], float] | None = None
+        self._packages: list[Path] = []
         if device.type == 'cuda':
-            try:
-                import pynvml
-            except ImportError:
-                return
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
-            self._read = lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+            self._gpu = _nvml_joules(device)
+        else:
+            self._packages = [Path(folder) / 'energy_uj' for folder in glob.glob(self.PACKAGES)]
 
     def read(self) -> float | None:
-        if self._handle is not None:
-            return self._read()
+        """Counters of CPUs wrap once in an hour or so; the caller drops what went backwards."""
+        if self._gpu is not None:
+            return self._gpu()
         try:
-            return int(self.RAPL.read_text()) / 1e6
-        except OSError:
+            joules = [int(counter.read_text()) / 1e6 for counter in self._packages]
+        except OSError:  # they are root's
             return None
+        return sum(joules) if joules else None
 
 
-def observations(config: Pi05Config, workload: Workload, cameras: int, seed: int):
-    """Yield frames of a still scene with sensor noise, as a robot at work sees it."""
-    generator = np.random.default_rng(seed)
-    size = config.vision.image_size
-    scene = generator.integers(0, 250, (cameras, size, size, 3), dtype=np.uint8)
-    number = 0
-    while True:
-        noise = generator.integers(0, 6, scene.shape, dtype=np.uint8)
-        yield Observation(
-            frame=number,
-            stamp_ns=number,
-            time_ns=number,
-            images=dict(zip(config.camera_slots, scene + noise, strict=False)),
-            state=np.zeros(8, np.float32),
-            instruction='x' * (workload.prompt_tokens - 2),  # with BOS and the newline
-        )
-        number += 1
+def _nvml_joules(device: torch.device) -> Callable[[], float] | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+
+    def read() -> float:
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        read()
+    except pynvml.NVMLError:  # no such counter, or a container without the driver's library
+        return None
+    return read
 
 
 def make_engine(
@@ -203,14 +208,12 @@ def make_engine(
     options: argparse.Namespace,
     chunk_at: list[float],
     kind: type[Engine],
+    dictation: Dictation,
     *,
-    tasks: tuple[LanguageTask, ...] | None = None,
     max_draft: int = 0,
 ) -> Engine:
-    """Return an engine of its own KV memory on the shared weights, warmed up."""
+    """Return an engine of its own KV memory on the shared weights."""
     config = model.config
-    if tasks is None:
-        tasks = (LanguageTask('text', (), 1, options.max_tokens, NEVER_NS, 0, False),)
     num_slots = 2 + -(-options.max_tokens // options.steps_per_frame)
     processor = Processor(
         image_size=config.vision.image_size,
@@ -225,30 +228,24 @@ def make_engine(
         adapter=make_adapter('identity', 8, 8),
         delta_mask=(),
     )
-    scheduler = Scheduler(
-        tasks, num_slots=num_slots, max_batch=64, eos_id=NO_EOS, max_draft=max_draft
-    )
-    layout = SlotLayout(config.max_prefix_len, tasks, config.action_horizon)
     runner = make_runner(
         model,
-        layout,
+        SlotLayout(config.max_prefix_len, dictation.tasks, config.action_horizon),
         num_slots=num_slots,
         num_denoise_steps=options.denoise_steps,
-        max_queries=1 + max_draft,
+        max_queries=(1 + max_draft) * max(1, len(dictation.tasks)),
     )
     engine = kind(
         processor,
-        scheduler,
-        runner,
+        DictatedScheduler(dictation, num_slots=num_slots, max_batch=64, max_draft=max_draft),
+        DictatedRunner(runner, dictation),
         action_period_ns=round(1e9 / workload.action_rate_hz),
         seed=options.seed,
         on_chunk=lambda chunk: chunk_at.append(time.perf_counter()),
         on_text=lambda update: None,
     )
-    if isinstance(engine, ContinuousBatchingEngine):
+    if isinstance(engine, ContinuousBatchingEngine | CountedEngine):
         engine.steps_per_frame = options.steps_per_frame
-    if isinstance(engine, EqualTokensEngine):
-        engine.tokens_per_frame = options.max_tokens
     return engine
 
 
@@ -256,18 +253,21 @@ KINDS = {
     'isolated': IsolatedEngine,
     'shared': SharedEngine,
     'continuous_batching': ContinuousBatchingEngine,
-    'unified': EqualTokensEngine,
+    'undrafted': CountedEngine,
+    'unified': CountedEngine,
 }
-SETTINGS = ('isolated', 'parallel', 'shared', 'continuous_batching', 'unified')
+SETTINGS = ('isolated', 'parallel', 'shared', 'continuous_batching', 'undrafted', 'unified')
 
 
 def make_setting(name: str, model: Pi05, workload: Workload, options) -> Setting:
     chunk_at: list[float] = []
     make = functools.partial(make_engine, model, workload, options, chunk_at)
+    # One for each setting, and all alike.
+    dictation = Dictation(options.arrivals, options.max_tokens, options.text_change, options.seed)
     if name == 'parallel':
-        return Setting(name, ParallelEngines(make), chunk_at)
+        return Setting(name, ParallelEngines(make, dictation), chunk_at)
     max_draft = options.max_draft if name == 'unified' else 0
-    return Setting(name, make(KINDS[name], max_draft=max_draft), chunk_at)
+    return Setting(name, make(KINDS[name], dictation, max_draft=max_draft), chunk_at)
 
 
 def measure(settings: list[Setting], options, config: Pi05Config, workload: Workload, device):
@@ -294,11 +294,12 @@ def spread(values: list[float]) -> dict[str, float]:
     return {
         'min': min(values),
         'median': statistics.median(values),
+        'mean': statistics.fmean(values),
         'max': max(values),
     }
 
 
-def result(setting: Setting, model: Pi05, workload: Workload, frames: int, command_hz: float):
+def result(setting: Setting, model: Pi05, frames: int, command_hz: float):
     """Return what one setting's frames cost, per frame and per token."""
     counted = [a - b for a, b in zip(setting.counters(), setting.before, strict=True)]
     prefills, tokens, steps = counted
@@ -318,6 +319,7 @@ def result(setting: Setting, model: Pi05, workload: Workload, frames: int, comma
         'tokens_per_pass': tokens / steps if steps else 0.0,
         'weight_bytes_per_token': language_bytes(model) * steps / tokens if tokens else 0.0,
         'accepted_share': accepted_share(setting),
+        'runner': setting.engine.runner.kind,
         'joules_per_frame': spread(setting.joules) if setting.joules else None,
     }
 
@@ -350,6 +352,7 @@ def print_table(report: dict) -> None:
     columns = (
         ('frame ms', lambda r: f'{r["frame_ms"]["median"]:.1f}'),
         ('cpu ms', lambda r: f'{r["cpu_ms"]["median"]:.1f}'),
+        ('mean', lambda r: f'{r["cpu_ms"]["mean"]:.1f}'),
         ('min..max', lambda r: f'{r["cpu_ms"]["min"]:.0f}..{r["cpu_ms"]["max"]:.0f}'),
         ('chunk ms', lambda r: f'{r["chunk_latency_ms"]["median"]:.1f}'),
         ('chunk Hz', lambda r: f'{r["chunk_hz"]:.1f}'),
@@ -359,16 +362,19 @@ def print_table(report: dict) -> None:
         ('prefills', lambda r: f'{r["prefills_per_frame"]:.1f}'),
         ('passes', lambda r: f'{r["passes_per_frame"]:.1f}'),
         ('MB/token', lambda r: f'{r["weight_bytes_per_token"] / 1e6:.1f}'),
-        ('drafts ok', lambda r: f'{r["accepted_share"]:.2f}' if r["accepted_share"] else '-'),
-        ('J/frame', lambda r: f'{r["joules_per_frame"]["median"]:.2f}' if r["joules_per_frame"] else '-'),  # noqa: E501
+        ('drafts ok', lambda r: '-' if r["accepted_share"] is None else f'{r["accepted_share"]:.2f}'),  # noqa: E501
+        ('J/frame', lambda r: f'{r["joules_per_frame"]["mean"]:.2f}' if r["joules_per_frame"] else '-'),  # noqa: E501
         ('peak MiB', lambda r: f'{r["peak_memory_mib"]:.0f}' if 'peak_memory_mib' in r else '-'),
     )  # fmt: skip
+    command_hz = report['workload']['action_rate_hz']
+    print(f'{report["options"]["workload"]}: {command_hz:g} commands/s, whatever a frame takes')
     print(f'{"setting":<20}' + ''.join(f'{title:>11}' for title, _ in columns))
     for name, row in report['settings'].items():
         print(f'{name:<20}' + ''.join(f'{show(row):>11}' for _, show in columns))
     for pair, ratio in report['cpu_ratios'].items():
         print(
-            f'{pair}: {ratio["median"]:.2f}x in CPU time ({ratio["min"]:.2f}..{ratio["max"]:.2f})'
+            f'{pair}: {ratio["of_sums"]:.2f}x in CPU time, frame by frame '
+            f'{ratio["median"]:.2f}x ({ratio["min"]:.2f}..{ratio["max"]:.2f})'
         )
 
 
@@ -379,7 +385,10 @@ def ratios(settings: list[Setting]) -> dict[str, dict[str, float]]:
         return {}
     ours = by_name.pop('unified').cpu_ms
     return {
-        f'{name} / unified': spread([a / b for a, b in zip(other.cpu_ms, ours, strict=True)])
+        f'{name} / unified': {
+            'of_sums': sum(other.cpu_ms) / sum(ours),
+            **spread([a / b for a, b in zip(other.cpu_ms, ours, strict=True)]),
+        }
         for name, other in by_name.items()
     }
 
@@ -394,8 +403,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument('--cameras', type=int, default=0, help='present ones; 0: the workload')
     parser.add_argument('--denoise-steps', type=int, default=10)
     parser.add_argument('--max-tokens', type=int, default=30, help='per text')
-    parser.add_argument('--steps-per-frame', type=int, default=5, help='of continuous_batching')
+    parser.add_argument('--steps-per-frame', type=int, default=5, help='most passes for text')
     parser.add_argument('--max-draft', type=int, default=15, help='of unified')
+    parser.add_argument('--arrivals', choices=ARRIVALS, default='uniform')
+    parser.add_argument(
+        '--text-change', type=float, default=0.05, help='share of tokens unlike the text before'
+    )
     parser.add_argument('--device', default='cpu')
     parser.add_argument('--dtype', default='auto')
     parser.add_argument('--threads', type=int, default=1)
@@ -428,8 +441,7 @@ def main(arguments: list[str]) -> None:
             'dtype': str(model.dtype),
         },
         'settings': {
-            s.name: result(s, model, workload, options.frames, workload.action_rate_hz)
-            for s in settings
+            s.name: result(s, model, options.frames, workload.action_rate_hz) for s in settings
         },
         'cpu_ratios': ratios(settings),
         'peak_memory_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

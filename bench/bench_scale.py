@@ -3,14 +3,15 @@
     ./run shell python bench/bench_scale.py --preset mid --dtype bfloat16
 
 Decode steps of 1, 2, 4, 8 and 16 live sequences take turns in one process, as do frames with 1, 2
-and 3 cameras; then the latency of an action chunk (frame start to chunk handed out) with no
-sequence alive and with many. Process CPU time beside wall time. Draws growth.png into --out; the
-last line is JSON.
+and 3 cameras; then the latency of an action chunk (frame start to chunk handed out) beside 1 to 16
+live sequences. What is told is the time of the process on a CPU, wall time on a GPU. Draws
+growth.png into --out; the last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -76,27 +77,30 @@ class Scene:
         return Sequence(self.task, frame, (5,))
 
 
-def in_turns(works: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, float]]:
-    """Run every work once per round; return medians and spread of wall and CPU time [ms]."""
-    wall: dict[str, list[float]] = {name: [] for name in works}
-    cpu: dict[str, list[float]] = {name: [] for name in works}
-    for number in range(rounds + 2):
-        for name, work in works.items():
-            started_s, started_cpu_s = time.perf_counter(), time.process_time()
-            work()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if number >= 2:  # two rounds of warm-up
-                wall[name].append((time.perf_counter() - started_s) * 1e3)
-                cpu[name].append((time.process_time() - started_cpu_s) * 1e3)
+class Stopwatch:
+    """Process time on a CPU, where only that repeats on a shared machine; wall time on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._now_s = time.perf_counter if device.type == 'cuda' else time.process_time
+
+    def ms(self, work: Callable[[], None]) -> float:
+        started_s = self._now_s()
+        work()
+        if self._device.type == 'cuda':
+            torch.cuda.synchronize(self._device)
+        return (self._now_s() - started_s) * 1e3
+
+
+def in_turns(works: dict[int, Callable[[], float]], rounds: int) -> dict[int, dict[str, float]]:
+    """Run every work once per round, after two of warm-up; return the spread of what they say."""
+    times: dict[int, list[float]] = {size: [] for size in works}
+    for _ in range(rounds + 2):
+        for size, work in works.items():
+            times[size].append(work())
     return {
-        name: {
-            'wall_ms': statistics.median(wall[name]),
-            'cpu_ms': statistics.median(cpu[name]),
-            'cpu_min_ms': min(cpu[name]),
-            'cpu_max_ms': max(cpu[name]),
-        }
-        for name in works
+        size: {'median': statistics.median(ms[2:]), 'min': min(ms[2:]), 'max': max(ms[2:])}
+        for size, ms in times.items()
     }
 
 
@@ -106,24 +110,28 @@ def draw(report: dict, path: Path) -> None:
     matplotlib.use('Agg')
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout='constrained')
-    steps = [report['decode'][str(batch)]['cpu_ms'] for batch in BATCHES]
+    def medians(name: str) -> list[float]:
+        return [cost['median'] for cost in report[name].values()]
+
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(14, 4), layout='constrained')
+    steps = medians('decode_ms')
     left.plot(BATCHES, steps, 'o-', label='one step')
-    left.plot(
-        BATCHES, [s / b for s, b in zip(steps, BATCHES, strict=True)], 's--', label='per token'
-    )
-    left.set(xlabel='live sequences', ylabel='CPU time [ms]', title='Decode', ylim=(0, None))
+    per_token = [step / batch for step, batch in zip(steps, BATCHES, strict=True)]
+    left.plot(BATCHES, per_token, 's--', label='per token')
+    left.set(xlabel='live sequences', ylabel='ms', title='Decode', ylim=(0, None))
     left.legend()
-    cameras = sorted(report['frame'])
-    right.plot([int(c) for c in cameras], [report['frame'][c]['cpu_ms'] for c in cameras], 'o-')
-    right.set(xlabel='cameras present', ylabel='CPU time [ms]', title='Frame start to chunk')
-    right.set(xticks=[int(c) for c in cameras], ylim=(0, None))
+    middle.plot(BATCHES, medians('latency_ms'), 'o-')
+    middle.set(xlabel='live sequences', title='Frame start to chunk, 2 cameras', ylim=(0, None))
+    cameras = list(report['frame_ms'])
+    right.plot(cameras, medians('frame_ms'), 'o-')
+    right.set(xlabel='cameras present', title='Frame start to chunk', ylim=(0, None))
+    right.set_xticks(cameras)
     options = report['options']
     figure.suptitle(f'{options["preset"]}, {report["dtype"]}, {report["device"]}')
     figure.savefig(path, dpi=120)
 
 
-def main(arguments: list[str]) -> None:
+def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -133,8 +141,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--rounds', type=int, default=12)
     parser.add_argument('--out', type=Path, default=Path('bench_output'))
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
 
+
+def make_scene(options: argparse.Namespace) -> Scene:
     torch.set_num_threads(options.threads)
     config = preset(options.preset, prefix_attention='bidirectional', action_horizon=10)
     model = load_pi05(config, None, options.device, options.dtype, 0)
@@ -146,51 +156,61 @@ def main(arguments: list[str]) -> None:
         num_denoise_steps=10,
         max_queries=1,
     )
-    scene = Scene(runner, task)
-    spare = max(BATCHES)
-    decode = in_turns({str(b): lambda b=b: scene.decode(b) for b in BATCHES}, options.rounds)
-    frame = in_turns(
-        {str(c): lambda c=c: scene.act(c, spare) for c in range(1, len(config.camera_slots) + 1)},
-        options.rounds,
-    )
+    return Scene(runner, task)
 
-    def act_beside(batch: int) -> None:
+
+def measure(scene: Scene, rounds: int) -> dict[str, dict[int, dict[str, float]]]:
+    """Return the times [ms] of decode steps, of frames, and of frames beside decode steps."""
+    watch, spare = Stopwatch(scene.runner.device), max(BATCHES)
+    cameras = range(1, len(scene.runner.model.config.camera_slots) + 1)
+
+    def decode(batch: int) -> float:
+        return watch.ms(lambda: scene.decode(batch))
+
+    def act(cameras: int) -> float:
+        return watch.ms(lambda: scene.act(cameras, spare))
+
+    def act_beside(batch: int) -> float:
         scene.decode(batch)
-        started_s, started_cpu_s = time.perf_counter(), time.process_time()
-        scene.act(2, spare)
-        beside[batch].append(
-            ((time.perf_counter() - started_s) * 1e3, (time.process_time() - started_cpu_s) * 1e3)
-        )
+        return act(2)
 
-    beside: dict[int, list[tuple[float, float]]] = {1: [], 16: []}
-    in_turns({str(b): lambda b=b: act_beside(b) for b in beside}, options.rounds)
-    latency = {
-        str(batch): statistics.median(cpu for _, cpu in times) for batch, times in beside.items()
+    return {
+        'decode_ms': in_turns({b: functools.partial(decode, b) for b in BATCHES}, rounds),
+        'frame_ms': in_turns({c: functools.partial(act, c) for c in cameras}, rounds),
+        'latency_ms': in_turns({b: functools.partial(act_beside, b) for b in BATCHES}, rounds),
     }
+
+
+def print_costs(report: dict) -> None:
+    for batch, step in report['decode_ms'].items():
+        print(
+            f'{batch:>3} live: step {step["median"]:.1f} ms ({step["min"]:.1f}..{step["max"]:.1f})'
+            f', {step["median"] / batch:.2f} ms per token, '
+            f'chunk beside it {report["latency_ms"][batch]["median"]:.1f} ms'
+        )
+    for cameras, cost in report['frame_ms'].items():
+        print(f'{cameras} cameras: {cost["median"]:.1f} ms from frame start to chunk')
+    print(f'step of 8 / step of 1: {report["step_of_8_over_step_of_1"]:.2f}')
+    print(f'chunk latency beside 16 / beside 1: {report["latency_beside_16_over_1"]:.3f}')
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(arguments)
+    scene = make_scene(options)
+    times = measure(scene, options.rounds)
+    decode, latency = times['decode_ms'], times['latency_ms']
     report = {
         'options': {k: str(v) for k, v in vars(options).items()},
-        'device': str(runner.device),
-        'dtype': str(model.dtype).removeprefix('torch.'),
+        'device': str(scene.runner.device),
+        'dtype': str(scene.runner.model.dtype).removeprefix('torch.'),
         'torch': torch.__version__,
-        'decode': decode,
-        'frame': frame,
-        'chunk_latency_cpu_ms_beside_live_sequences': latency,
-        'step_of_8_over_step_of_1': decode['8']['cpu_ms'] / decode['1']['cpu_ms'],
-        'latency_beside_16_over_1': latency['16'] / latency['1'],
+        **times,
+        'step_of_8_over_step_of_1': decode[8]['median'] / decode[1]['median'],
+        'latency_beside_16_over_1': latency[16]['median'] / latency[1]['median'],
     }
     options.out.mkdir(parents=True, exist_ok=True)
     draw(report, options.out / 'growth.png')
-    for batch in BATCHES:
-        step = decode[str(batch)]
-        print(
-            f'{batch:>3} live: step {step["cpu_ms"]:.1f} ms CPU '
-            f'({step["cpu_min_ms"]:.1f}..{step["cpu_max_ms"]:.1f}), '
-            f'{step["cpu_ms"] / batch:.2f} ms per token'
-        )
-    for cameras, cost in frame.items():
-        print(f'{cameras} cameras: {cost["cpu_ms"]:.1f} ms CPU from frame start to chunk')
-    print(f'step of 8 / step of 1: {report["step_of_8_over_step_of_1"]:.2f}')
-    print(f'chunk latency beside 16 / beside 1: {report["latency_beside_16_over_1"]:.3f}')
+    print_costs(report)
     print(json.dumps(report))
 
 

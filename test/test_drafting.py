@@ -22,7 +22,9 @@ from oxygen_ros.engine.engine import NO_DEADLINE_NS
         ([1, 2], [1, 2, 3, 4], 9, (3, 4)),
         ([1, 2], [], 9, ()),
         ([1, 2], [1, 2, 3], 0, ()),
-        ([9], [1, 2, 3], 9, ()),
+        ([9], [1, 2, 3], 9, (2, 3)),  # another first token, the rest as before
+        ([1, 9], [1, 2, 3], 9, (3,)),  # a token in place of another
+        ([8, 9], [1, 2, 3], 9, ()),  # two new ones in a row: nothing to go by
         ([1, 2, 3], [1, 2, 3], 9, ()),  # the earlier text has no more to say
         ([9, 2, 3], [1, 2, 3, 4], 9, (4,)),  # another beginning, the same run
         ([7, 8, 2], [2, 5, 7, 8, 2, 6], 9, (6,)),  # the longest run counts
@@ -31,6 +33,18 @@ from oxygen_ros.engine.engine import NO_DEADLINE_NS
 )
 def test_a_draft_is_what_followed_the_same_words_before(tokens, earlier, limit, expected):
     assert propose(tokens, earlier, limit) == expected
+
+
+def test_a_draft_is_as_long_as_it_is_likely_to_be_right():
+    lengths = {}
+    for chance in (0.5, 0.8, 0.95):
+        length, luck = DraftLength(50), random.Random(0)
+        for _ in range(500):
+            drafted = length.tokens
+            right = next((n for n in range(drafted) if luck.random() > chance), drafted)
+            length.report(drafted, right)
+        lengths[chance] = length.tokens
+    assert 1 <= lengths[0.5] <= 3 < lengths[0.8] <= 9 < lengths[0.95] <= 45
 
 
 def test_a_task_whose_drafts_fail_drafts_one_token_and_one_that_succeeds_drafts_many():

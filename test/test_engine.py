@@ -258,9 +258,9 @@ class TimedRunner:
         self._pay('prefill', frame.number)
         self._runner.prefill(frame, given)
 
-    def denoise(self, frame, noise):
+    def denoise(self, frame, noise, meanwhile=None):
         self._pay('denoise', frame.number)
-        return self._runner.denoise(frame, noise)
+        return self._runner.denoise(frame, noise, meanwhile)
 
     def denoise_after(self, frame, noise, leftover, delay):
         self._pay('denoise', frame.number)
@@ -565,7 +565,9 @@ def test_a_device_error_while_decoding_keeps_the_actions_and_ends_the_texts_as_c
 def test_non_finite_actions_are_never_handed_out_and_spoil_no_later_frame():
     live, healthy = Live(task('text', length=5)), Live(task('text', length=5))
     real = live.runner._runner
-    live.runner.denoise = lambda frame, noise: real.denoise(frame, noise * np.float32(np.nan))
+    live.runner.denoise = lambda frame, noise, meanwhile: real.denoise(
+        frame, noise * np.float32(np.nan)
+    )
     with pytest.raises(NonFiniteActions, match='frame 0'):
         live.step(0)
     assert live.chunks == []

@@ -17,7 +17,13 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 # Torch stays with the tensors, rclpy with the node, message packages where messages are converted.
 # Command-line programs of evaluation/ are ROS nodes of their own; they measure and use no tensor.
 TORCH = {'torch', 'torchvision', 'safetensors', 'transformers'}
-TORCH_ROOMS = ('model/', 'engine/model_runner.py', 'engine/static_runner.py', 'sim/train.py')
+TORCH_ROOMS = (
+    'model/',
+    'engine/cuda.py',
+    'engine/model_runner.py',
+    'engine/static_runner.py',
+    'sim/train.py',
+)
 RCLPY = {'rclpy', 'launch', 'launch_ros'}
 ROBOTS = ('sim/robot.py', 'sim/tabletop.py', 'sim/aloha.py')
 RCLPY_ROOMS = ('node.py', 'publisher.py', *ROBOTS, 'evaluation/')

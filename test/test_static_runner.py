@@ -11,9 +11,10 @@ import pytest
 import torch
 from golden_pi05 import VARIANTS, Variant
 from test_drafting import still_life
-from test_engine import Bench, Live, finals, observation, task
+from test_engine import Bench, Live, finals, kinds, observation, task
 
 from oxygen_ros.engine import static_runner
+from oxygen_ros.engine.baselines import ContinuousBatchingEngine
 from oxygen_ros.engine.engine import NO_DEADLINE_NS
 from oxygen_ros.engine.model_runner import ModelRunner
 from oxygen_ros.engine.slots import SlotLayout
@@ -100,7 +101,9 @@ def test_an_engine_with_drafts_and_deadlines_says_and_does_the_same():
 def test_a_frame_that_failed_leaves_nothing_behind():
     static, healthy = StaticLive(task('text', length=5)), StaticLive(task('text', length=5))
     real = static.runner._runner
-    static.runner.denoise = lambda frame, noise: real.denoise(frame, noise * np.float32(np.nan))
+    static.runner.denoise = lambda frame, noise, meanwhile: real.denoise(
+        frame, noise * np.float32(np.nan)
+    )
     with pytest.raises(RuntimeError, match='non-finite'):
         static.step(0)
     del static.runner.denoise
@@ -160,6 +163,98 @@ def test_a_runner_that_disagrees_with_the_eager_one_is_noticed():
     assert bench.runner.disagreement(plain.runner) > static_runner.MAX_DISAGREEMENT
 
 
+class Lane:
+    """A device in the two extremes: what others do meanwhile all comes before, or after."""
+
+    stream = None
+
+    def __init__(self, actions_first: bool, expected_ns: int = 10):
+        self._actions_first, self._expected_ns = actions_first, expected_ns
+
+    def run(self, work, meanwhile):
+        steps = [work, lambda: meanwhile(self._expected_ns)]
+        for step in steps if self._actions_first else reversed(steps):
+            step()
+
+    def hold_back_others(self):
+        pass
+
+
+def played(lane):
+    live = StaticLive(task('text', length=18), task('memory', length=9, period=2), num_slots=8)
+    if lane is not None:
+        live.runner._runner._lane = lane
+    for number in range(6):
+        live.engine.step(still_life(number), live.clock.now_ns + 40 + 3 * 5)
+    live.engine.decode(NO_DEADLINE_NS)
+    live.scheduler.check_integrity()
+    return live
+
+
+@pytest.mark.parametrize('actions_first', [True, False])
+def test_texts_of_earlier_frames_grow_beside_the_actions_and_change_neither(actions_first):
+    plain, beside = played(None), played(Lane(actions_first))
+    assert [chunk.frame for chunk in beside.chunks] == list(range(6))
+    for ours, theirs in zip(beside.chunks, plain.chunks, strict=True):
+        assert np.array_equal(ours.values, theirs.values)
+    common = finals(plain).keys() & finals(beside).keys()
+    assert len(common) > 6
+    assert {key: finals(plain)[key] for key in common} == {
+        key: finals(beside)[key] for key in common
+    }
+
+
+def test_only_earlier_frames_are_decoded_before_the_actions_and_only_as_long_as_steps_fit():
+    live = played(Lane(actions_first=False, expected_ns=12))
+    beside = []
+    for number in range(6):
+        start, end = live.log.index(('denoise', number)), live.log.index(('chunk', number))
+        batches = [detail for work, detail in live.log[start:end] if work == 'decode']
+        assert all(frame < number for batch in batches for _, frame, _ in batch)
+        beside.append(len(batches))
+    assert beside == [0, 2, 2, 2, 2, 2]  # at 5 ns each
+
+
+def test_a_step_that_touched_what_the_actions_read_would_be_noticed():
+    """Guards the tests above."""
+    lane = Lane(actions_first=False)
+    live = StaticLive(task('text', length=9))
+    runner = live.runner._runner
+    live.step(0)
+    right = runner.k[:, runner._work_slot].clone()
+    lane.run = lambda work, meanwhile: (runner.k[:, runner._work_slot].zero_(), work())
+    runner._lane = lane
+    other = StaticLive(task('text', length=9))
+    for each in (live, other):
+        each.step(1)
+    assert right.any()
+    assert not np.array_equal(live.chunks[-1].values, other.chunks[-1].values)
+
+
+def test_a_step_that_fails_beside_the_actions_ends_the_texts_and_the_frame():
+    live = StaticLive(task('text', length=30))
+    live.runner._runner._lane = Lane(actions_first=False)
+    live.engine.step(still_life(0), live.clock.now_ns + 50)
+    live.runner.fail['decode'] = RuntimeError('device lost')
+    with pytest.raises(RuntimeError, match='device lost'):
+        live.engine.step(still_life(1), live.clock.now_ns + 50)
+    assert [chunk.frame for chunk in live.chunks] == [0]
+    assert live.scheduler.live == []
+    live.scheduler.check_integrity()
+    healthy = StaticLive(task('text', length=30))
+    for each in (live, healthy):
+        each.engine.step(still_life(2), NO_DEADLINE_NS)
+    assert np.array_equal(live.chunks[-1].values, healthy.chunks[-1].values)
+
+
+def test_the_papers_method_decodes_nothing_beside_the_actions():
+    live = StaticLive(task('text', length=18), engine=ContinuousBatchingEngine)
+    live.runner._runner._lane = Lane(actions_first=False)
+    for number in range(3):
+        live.engine.step(still_life(number), NO_DEADLINE_NS)
+    assert kinds(live.log).count('decode') == 3 * ContinuousBatchingEngine.steps_per_frame
+
+
 def test_without_cuda_the_plain_runner_serves():
     model = golden.model()
     layout = SlotLayout(model.config.max_prefix_len, (), model.config.action_horizon)
@@ -189,3 +284,22 @@ def test_a_replayed_graph_equals_the_eager_pass():
     np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-4, rtol=0)
     assert results[0][1] == results[1][1]
     assert len(bench.runner.graphs) > 0
+
+
+@pytest.mark.cuda
+def test_actions_beside_decode_steps_equal_actions_alone():
+    device = torch.device('cuda')
+    model = golden.load_model(
+        golden.config(), golden.CHECKPOINT, device=device, dtype=torch.float32
+    )
+    kind = task('text', length=40)
+    layout = SlotLayout(model.config.max_prefix_len, [kind], model.config.action_horizon)
+    bench = Bench(kind)
+    bench.runner = StaticRunner(model, layout, num_slots=6, num_denoise_steps=10)
+    texts = [bench.sequence(bench.prefill(Variant(name), slot)) for slot, name in enumerate('ab')]
+    bench.step(*texts)
+    frame, noise = bench.prefill(Variant('c'), slot=2), Variant('c').io('in.noise').numpy()
+    alone = bench.runner.denoise(frame, noise)
+    for _ in range(30):
+        beside = bench.runner.denoise(frame, noise, lambda ns: bench.step(*texts))
+        assert np.array_equal(beside, alone)

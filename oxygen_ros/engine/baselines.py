@@ -67,6 +67,9 @@ class ContinuousBatchingEngine(Engine):
         self.decode(deadline_ns)
         self._on_chunk(chunk)
 
+    def _decode_beside(self, duration_ns: int) -> None:
+        """Decode nothing: all steps come after the actions."""
+
     def decode(self, deadline_ns: int) -> None:
         """Advance all live sequences by `steps_per_frame` passes."""
         for _ in range(self.steps_per_frame):

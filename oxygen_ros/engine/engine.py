@@ -74,7 +74,9 @@ class Runner(Protocol):
 
     def prefix_len(self, inputs: ModelInput) -> int: ...
     def prefill(self, frame: Frame, inputs: ModelInput) -> None: ...
-    def denoise(self, frame: Frame, noise: np.ndarray) -> np.ndarray: ...
+    def denoise(
+        self, frame: Frame, noise: np.ndarray, meanwhile: Callable[[int], None] | None = None
+    ) -> np.ndarray: ...
     def denoise_after(
         self, frame: Frame, noise: np.ndarray, leftover: np.ndarray, delay: int
     ) -> np.ndarray: ...
@@ -218,7 +220,7 @@ class Engine:
         leftover = None if self._leftover is None else self._leftover(observation.time_ns)
         started_ns = self._clock_ns()
         if leftover is None:
-            actions = self.runner.denoise(frame, noise)
+            actions = self.runner.denoise(frame, noise, self._decode_beside)
         else:
             rows = self.processor.encode_actions(leftover.values, observation)
             actions = self.runner.denoise_after(frame, noise, rows, leftover.delay)
@@ -238,6 +240,13 @@ class Engine:
             period_ns=self._action_period_ns,
             values=values,
         )
+
+    def _decode_beside(self, duration_ns: int) -> None:
+        """Advance texts of earlier frames while the device makes actions for so long.
+
+        Steps beside actions take longer, and the scheduler plans with that: on the safe side.
+        """
+        self.decode(self._clock_ns() + duration_ns)
 
     def noise(self, stamp_ns: int, shape: tuple[int, int]) -> np.ndarray:
         """Return the float32 starting noise of the frame with this stamp, on any device alike."""

@@ -161,8 +161,14 @@ class ModelRunner:
         self.num_prefills += 1
 
     @torch.inference_mode()
-    def denoise(self, frame: Frame, noise: np.ndarray) -> np.ndarray:
-        """Return actions (H, A) float32 for noise (H, A) float32 against the prefilled frame."""
+    def denoise(
+        self, frame: Frame, noise: np.ndarray, meanwhile: Callable[[int], None] | None = None
+    ) -> np.ndarray:
+        """Return actions (H, A) float32 for noise (H, A) float32 against the prefilled frame.
+
+        `meanwhile` is called, with the time [ns] that is left, by runners that can decode beside
+        it; this one cannot.
+        """
         x = torch.from_numpy(noise).to(self.device)
         views = self._action_views(frame, len(noise))
         return self.model.denoise(x, self._modulations, *views).cpu().numpy()

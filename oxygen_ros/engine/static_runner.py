@@ -11,7 +11,7 @@ Decides nothing; used by `factory.py` on CUDA in place of the plain `ModelRunner
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oxygen_ros.engine.cuda import ActionLane, Graphs
 from oxygen_ros.engine.model_runner import ModelRunner
 from oxygen_ros.engine.sequence import Frame, Sequence
 from oxygen_ros.engine.slots import SlotLayout
@@ -76,47 +77,14 @@ def make_runner(
     return static
 
 
-class Graphs:
-    """Captured passes by key. A pass takes no argument: it works on buffers that never move."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._pool: Any = None  # memory that all graphs share, as they never run at once
-
-    def __len__(self) -> int:
-        return len(self._graphs)
-
-    def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Replay the pass of this key, capturing it first if it is new; without CUDA, run it."""
-        if self._device.type != 'cuda':
-            work()
-            return
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(work)
-        self._graphs[key].replay()
-
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(2):  # kernels pick their algorithms and workspaces before the capture
-                work()
-        current.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            work()
-        self._pool = graph.pool()
-        return graph
-
-
 class StaticRunner(ModelRunner):
     """Prefill and denoise in a slot of their own, decode in a rectangle of all slots.
 
     The work slot lies behind the pool's slots. A frame's prefix is copied from it to the frame's
     slot when its first sequence is decoded, or when the next frame needs the work slot: one copy of
-    a few megabytes instead of a graph per slot. A chunk that continues another is denoised eagerly,
-    on the same buffers (`ModelRunner.denoise_after`).
+    a few megabytes instead of a graph per slot. Until then decode steps touch nothing that
+    denoising reads or writes, so they may run beside it. A chunk that continues another is denoised
+    eagerly, on the same buffers (`ModelRunner.denoise_after`).
     """
 
     def __init__(
@@ -142,6 +110,9 @@ class StaticRunner(ModelRunner):
         self._num_slots = num_slots
         self._staged: Frame | None = None
         self.graphs = Graphs(self.device)
+        self._lane = ActionLane(self.device)
+        # Other graphs may run beside these, so they share no memory with them.
+        self._action_graphs = Graphs(self.device, self._lane.stream)
         config = model.config
         size, horizon = config.vision.image_size, config.action_horizon
 
@@ -157,6 +128,11 @@ class StaticRunner(ModelRunner):
         self._prefix_len = buffer(1)
         self._noise = buffer(horizon, config.action_dim, dtype=torch.float32)
         self._actions = torch.zeros_like(self._noise)
+        # Pinned, or the host would wait for the lane when it copies.
+        on_cuda = self.device.type == 'cuda'
+        self._noise_here, self._actions_here = (
+            torch.zeros(self._noise.shape, pin_memory=on_cuda) for _ in range(2)
+        )
         self._feeds: dict[int, Tensor] = {}  # query rows per slot -> (6, S, Q), see `_FEED`
         self._predicted: dict[int, Tensor] = {}
         self._keys = torch.arange(layout.length + 1, device=self.device)
@@ -166,6 +142,7 @@ class StaticRunner(ModelRunner):
     @torch.inference_mode()
     def prefill(self, frame: Frame, inputs: ModelInput) -> None:
         """Write the K/V of the frame's present cameras and prompt into the work slot."""
+        self._lane.hold_back_others()
         self._unstage()
         cameras, tokens = len(inputs.images), len(inputs.tokens)
         bucket = self._padded(tokens)
@@ -203,13 +180,20 @@ class StaticRunner(ModelRunner):
         self._last_hidden[self._work_slot].copy_(hidden[-1])
 
     @torch.inference_mode()
-    def denoise(self, frame: Frame, noise: np.ndarray) -> np.ndarray:
-        """Return actions (H, A) float32 for noise (H, A) float32 against the prefilled frame."""
+    def denoise(
+        self, frame: Frame, noise: np.ndarray, meanwhile: Callable[[int], None] | None = None
+    ) -> np.ndarray:
+        """As `ModelRunner.denoise`; on CUDA `meanwhile` is called, and may decode other frames."""
         assert self._staged is frame, 'denoise() of a frame that was not prefilled last'
-        self._noise.copy_(torch.from_numpy(noise))
+        self._noise_here.copy_(torch.from_numpy(noise))
         rows = self._bucket_rows
-        self.graphs.run(('denoise', rows), lambda: self._denoise_pass(rows))
-        return self._actions.cpu().numpy()
+        self._lane.run(lambda: self._act(rows), meanwhile)
+        return self._actions_here.numpy().copy()
+
+    def _act(self, rows: int) -> None:
+        self._noise.copy_(self._noise_here, non_blocking=True)
+        self._action_graphs.run(('denoise', rows), lambda: self._denoise_pass(rows))
+        self._actions_here.copy_(self._actions, non_blocking=True)
 
     def _denoise_pass(self, rows: int) -> None:
         views = self._work_views(rows, len(self._noise))
@@ -249,7 +233,8 @@ class StaticRunner(ModelRunner):
     @torch.inference_mode()
     def decode(self, batch: SequenceOf[Sequence]) -> list[list[int]]:
         """As `ModelRunner.decode`, with all slots side by side and padded query rows."""
-        self._unstage()
+        if any(sequence.frame is self._staged for sequence in batch):
+            self._unstage()
         fill = [0] * self._num_slots
         for sequence in batch:
             fill[sequence.frame.slot] += max(1, len(sequence.pending)) + len(sequence.draft)
