@@ -109,7 +109,8 @@ class Replay:
             monotonic_ns=lambda: self._now_ns,
         )
         self._now_ns = source.recording.start_ns
-        self._frame_period_ns = round(1e9 / profile.frame_rate_hz)
+        # As rclpy computes the period of the node's timer.
+        self._frame_period_ns = int(1.0 / profile.frame_rate_hz * 1e9)
         self._command_period_ns = round(1e9 / profile.command.rate_hz)
         self._next_tick_ns = self._now_ns + self._frame_period_ns
         self._next_command_ns = self._now_ns
