@@ -242,6 +242,22 @@ def test_damaged_messages_are_counted_and_the_rest_is_evaluated(
     assert result.summary['frames'] == 17
 
 
+def test_a_recording_written_by_a_python_program_is_read(
+    again: Path, engine: OfflineEngine, profile: Path, robot_bag: Path, tmp_path: Path
+) -> None:
+    """rclpy's serialize_message leaves bytes of no meaning behind every empty array of doubles."""
+    messages = [
+        (topic, type_name, log_ns, data + b'\xd0\xa5\x47\xcb' * 2)
+        if topic in ('/joint_states', '/joint_command')
+        else (topic, type_name, log_ns, data)
+        for topic, type_name, log_ns, data in messages_of(robot_bag)
+    ]
+    result = evaluated(engine, profile, write_bag(tmp_path / 'bag', messages), tmp_path / 'result')
+    assert 'message_damaged' not in result.summary['drops']
+    assert result.summary['digest'] == results(again)['robot'].summary['digest']
+    assert result.summary['sent_error']['mae'] == 0.0
+
+
 def test_chunks_continue_each_other_offline_as_the_profile_says(
     profile: Path, robot_bag: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,10 @@ COMMAND_TYPES = {
     'trajectory_msgs/msg/JointTrajectory': 'joint_trajectory',
     'std_msgs/msg/Float64MultiArray': 'forward_command',
 }
+MAX_PADDING = 16
+"""Bytes without meaning behind a message: rclpy's serialize_message, with which Python programs
+write recordings, reserves 4 for every empty array of doubles, as in a JointState without efforts.
+The rosbags package takes at most 3."""
 MAX_NAMED = 6
 """Topics that a sentence lists; a recording may hold a hundred."""
 
@@ -212,7 +216,10 @@ class BagSource:
 
 def read_message(recording: Recording, topic: str, data: bytes) -> Any | None:
     """Return the message, or None where the bytes are none of the topic's type."""
-    try:
-        return TYPES.deserialize_cdr(data, recording.topics[topic].type_name)
-    except Exception:  # damaged bytes provoke anything from struct to numpy errors
-        return None
+    type_name = recording.topics[topic].type_name
+    for padding in range(0, MAX_PADDING + 1, 4):
+        try:
+            return TYPES.deserialize_cdr(data[: len(data) - padding], type_name)
+        except Exception:  # damaged bytes provoke anything from struct to numpy errors
+            continue
+    return None
