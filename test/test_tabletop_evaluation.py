@@ -1,9 +1,8 @@
-"""A run at the simulated table, recorded and evaluated offline: the same again, and what changed."""
+"""A run at the simulated table, recorded and evaluated offline: the same, or what changed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,7 +59,7 @@ class Recorder:
         return lambda message: self.add(topic, message, nanoseconds(message.header.stamp))
 
     def add(self, topic: str, message: Any, log_ns: int) -> None:
-        package, _, name = type(message).__module__.partition('.msg')
+        package = type(message).__module__.partition('.')[0]
         kind = f'{package}/msg/{type(message).__name__}'
         self.messages.append((topic, kind, log_ns, bytes(serialize_message(message))))
 
