@@ -14,6 +14,7 @@ REPLAY = [
     'rich>=13',
 ]
 SIMULATION = ['mujoco>=3.2', 'rich>=13']
+RAY = ['ray>=2.9']
 DEVELOPMENT = ['pytest>=7,<8.4', 'hypothesis>=6', 'ruff', 'mypy', 'types-PyYAML', 'transformers<5']
 
 setup(
@@ -37,6 +38,7 @@ setup(
     extras_require={
         'replay': REPLAY,
         'sim': SIMULATION,
+        'ray': REPLAY + RAY,
         'dev': REPLAY + SIMULATION + DEVELOPMENT,
     },
 )

@@ -33,6 +33,7 @@ from rosbags.rosbag2 import CompressionMode, StoragePlugin
 from oxygen_ros.actions import ActionBuffer
 from oxygen_ros.engine.engine import TextUpdate
 from oxygen_ros.evaluation import offline
+from oxygen_ros.evaluation.bag_evaluation import Plan, evaluate_bag
 from oxygen_ros.evaluation.bag_result import OUTPUT_BAG, BagResult, read_result
 from oxygen_ros.evaluation.bag_source import BagSource
 from oxygen_ros.evaluation.eval_report import HTML_FILE, JSON_FILE, write_report
@@ -63,7 +64,7 @@ def run(out: Path, profile: Path, bags: list[Path], *options: str) -> int:
     return offline.main([*map(str, bags), '--profile', str(profile), '--out', str(out), *options])
 
 
-def plan_of(profile: Path, *options: str) -> offline.Plan:
+def plan_of(profile: Path, *options: str) -> Plan:
     return offline.make_plan(offline._parse(['bag', '--profile', str(profile), *options]))
 
 
@@ -149,7 +150,7 @@ def test_frames_stop_with_the_required_camera_and_defects_are_counted(first: Pat
 
 def evaluated(engine: OfflineEngine, profile: Path, bag: Path, folder: Path) -> BagResult:
     folder.mkdir(parents=True)
-    offline.evaluate_bag(plan_of(profile), bag, engine, folder, lambda share, words: None)
+    evaluate_bag(plan_of(profile), bag, engine, folder, lambda share, words: None)
     result = read_result(folder)
     assert result is not None
     return result
@@ -370,7 +371,7 @@ def biased(robot_bag: Path, profile: Path, tmp_path_factory: pytest.TempPathFact
             lambda actions, observation: decode(actions, observation) + offset
         )
 
-    offline.evaluate(plan, [robot_bag], out, Console(quiet=True), bias)
+    offline.evaluate(plan, [robot_bag], out, Console(quiet=True), change=bias)
     return out.path
 
 

@@ -174,7 +174,7 @@ def injected(live: LiveRun, out: Path, change: Any) -> Path:
     plan = plan_of(live.profile, '--checkpoint', str(shipped_checkpoint()))
     folder = RunFolder(out)
     folder.begin(plan.setting(), {}, resume=False)
-    offline.evaluate(plan, [live.bag], folder, Console(quiet=True), change)
+    offline.evaluate(plan, [live.bag], folder, Console(quiet=True), change=change)
     return out
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import Engine, TextUpdate
-from oxygen_ros.engine.model_runner import leave_a_core_free, load_pi05
+from oxygen_ros.engine.model_runner import load_pi05, set_num_threads
 from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.slots import SlotLayout
 from oxygen_ros.engine.static_runner import make_runner
@@ -56,6 +56,8 @@ class EngineOptions:
     seed: int = 0
     max_draft: int = 15
     """Most tokens drafted per sequence and decode step; 0 turns drafting off."""
+    num_threads: int = 0
+    """Of torch on the CPU; 0 = as many as there are cores, less one."""
     execution: str = 'unified'
     """'unified', or for comparison 'shared' or 'isolated' (see `baselines.py`)."""
 
@@ -104,7 +106,7 @@ def build_engine(
         eos_id=tokenizer.eos_id,
         max_draft=options.max_draft,
     )
-    leave_a_core_free()
+    set_num_threads(options.num_threads)
     model = load_pi05(
         config,
         checkpoint,
