@@ -219,7 +219,9 @@ class OxygenNode(LifecycleNode):
         profile = self._load_profile()
         use_sim_time = self._value('use_sim_time')
         control_ns = self._ros_ns if use_sim_time else time.monotonic_ns
-        buffer = ObservationBuffer(profile.cameras, profile.joints, conversions.decode_image)
+        buffer = ObservationBuffer(
+            profile.cameras, profile.joints, conversions.decode_image, profile.memory.feed_back
+        )
         buffer.set_instruction(self._value('instruction') or profile.instruction.default)
         command = profile.command
         topic = '~/would_be_command' if self._value('dry_run') else command.topic
@@ -248,6 +250,7 @@ class OxygenNode(LifecycleNode):
             subscriptions=[],
             memory=self._open_memory(),
         )
+        self._remember(parts)
         self._load_engine(parts)
         self._subscribe(parts)
         if parts.memory is not None:
@@ -268,6 +271,14 @@ class OxygenNode(LifecycleNode):
     def _open_memory(self) -> MemoryStore | None:
         path = self._value('memory_path')
         return MemoryStore(Path(path).expanduser()) if path else None
+
+    def _remember(self, parts: Parts) -> None:
+        """Begin with the notes of before, where they are kept and fed back."""
+        if parts.memory is not None and (number := parts.profile.memory.feed_back):
+            notes = parts.memory.recall('', limit=number)
+            for note in reversed(notes):
+                parts.buffer.put_note(note.text)
+            self.get_logger().info(f'the prompt begins with {len(notes)} notes of before')
 
     def _load_profile(self) -> RobotProfile:
         profile = load_profile(self._value('profile'), share_folder() / 'config')
@@ -558,6 +569,7 @@ class OxygenNode(LifecycleNode):
         elif update.reason is not None and update.reason.complete:
             # Half a note is no memory; the scheduler has counted it as dropped.
             publisher.publish(conversions.note_message(update))
+            parts.buffer.put_note(update.text)
             if parts.memory is not None:
                 parts.memory.add(conversions.stored_note(update))
 

@@ -50,6 +50,8 @@ def profile(tmp_path: Path) -> Path:
     for task, period in zip(raw['tasks'], (2, 3), strict=True):
         # The age of a text is wall time in the node.
         task |= {'period_frames': period, 'max_age_s': 600.0}
+    raw['memory'] = {'feed_back': 1}
+    raw['tasks'][1]['max_new_tokens'] = 8  # a prompt of bytes has little room for notes
     path = tmp_path / 'arm.yaml'
     path.write_text(yaml.safe_dump(raw))
     return path
@@ -227,6 +229,9 @@ def test_a_recording_into_the_live_node_gives_what_its_replay_gives(
     live.play({done.tick_ns: done.chunk.frame for done in offline.frames})
 
     assert len(offline.frames) == 17
+    fed_back = [done.observation.notes for done in offline.frames]
+    assert (len(fed_back[0]), len(fed_back[-1])) == (0, 1)
+    assert not engine.engine.stats.drops  # the notes had room in the prompt
     assert sorted(live.chunks) == [done.chunk.frame for done in offline.frames]
     for done in offline.frames:
         message = live.chunks[done.chunk.frame]

@@ -158,6 +158,11 @@ def _by_openpi(
 
     if checkpoint is None:
         raise ProfileError("parameter 'openpi_config': expected parameter 'checkpoint', got ''")
+    if profile.memory.feed_back:
+        raise ProfileError(
+            f"profile {profile.name}: memory.feed_back: expected 0 with parameter 'openpi_config', "
+            f'whose prompts are made by openpi, got {profile.memory.feed_back}'
+        )
     policy = openpi_bridge.load_policy(options.openpi_config, folder_of(checkpoint))
     config = replace(policy.config, prefix_attention=profile.model.prefix_attention)
     if profile.model.action_horizon not in (0, config.action_horizon):
