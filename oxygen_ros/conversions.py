@@ -12,6 +12,7 @@ another numpy than its own.
 
 from __future__ import annotations
 
+import array
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -388,6 +389,18 @@ def _forward_command(command: CommandProfile, row: np.ndarray) -> Any:
 
 
 # ---- what the engine made
+
+
+def image_message(pixels: np.ndarray, stamp_ns: int) -> Any:
+    """Return uint8 (h, w, 3) RGB as sensor_msgs/Image, stamped with ROS time."""
+    from sensor_msgs.msg import Image
+
+    height, width, _ = pixels.shape
+    # An array is copied in one go, bytes one by one.
+    data = array.array('B', pixels.tobytes())
+    message = Image(height=height, width=width, encoding='rgb8', step=3 * width, data=data)
+    message.header.stamp = ns_to_stamp(stamp_ns)
+    return message
 
 
 def chunk_message(

@@ -21,8 +21,6 @@ from oxygen_ros.publisher import PublisherStats
 OK, WARN, ERROR, STALE = range(4)
 
 RATE_WINDOW_NS = 2_000_000_000
-MIN_RATE_SHARE = 0.8
-"""Below this share of the declared rate a source is reported as slow."""
 
 GRIPPER_PLAY = 0.1
 """Share of its range by which a gripper may read outside it."""
@@ -48,6 +46,19 @@ class Status:
     level: int
     message: str
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """From where on an operator is warned; the node's parameters `warn_*` of the same names."""
+
+    rate_share: float = 0.8
+    """Share of its declared rate below which a camera or the commands are slow."""
+    lateness_p99_ms: float = 10.0
+    chunk_age_s: float = 1.0
+    """Since the moment that the chunk in force was computed for."""
+    drops: int = 0
+    """Things that may be thrown away between two diagnostics, a second apart."""
 
 
 def gripper_problem(gripper: GripperProfile, position: float) -> str:
@@ -117,8 +128,8 @@ class Growth:
 class Monitor:
     """Turns the parts' counters into what one robot's operator is told."""
 
-    def __init__(self, profile: RobotProfile) -> None:
-        self._profile = profile
+    def __init__(self, profile: RobotProfile, warn: Thresholds) -> None:
+        self._profile, self._warn = profile, warn
         self._cameras = {camera.slot: camera for camera in profile.cameras}
         self._rates = {
             name: RateWindow()
@@ -161,14 +172,17 @@ class Monitor:
         names = (task.name for task in self._profile.tasks if task.kind == kind)
         return sum(engine.finished.get(name, 0) for name in names)
 
-    def command_status(self, active: bool, stats: PublisherStats | None) -> Status:
-        """Describe the command tick."""
+    def command_status(
+        self, active: bool, stats: PublisherStats | None, chunk_age_s: float
+    ) -> Status:
+        """Describe the command tick; the age is that of the chunk in force, NaN without one."""
         if not active or stats is None:
             return Status('commands', OK, 'inactive: no commands')
         values = {
             'Actual frequency (Hz)': f'{stats.command_hz:.1f}',
             'Target frequency (Hz)': f'{self._profile.command.rate_hz:g}',
             'Source': stats.source,
+            'Chunk age (s)': f'{chunk_age_s:.3f}',
             'Lateness p50/p99/max (ms)': f'{stats.lateness_p50_ms:.2f} / '
             f'{stats.lateness_p99_ms:.2f} / {stats.lateness_max_ms:.2f}',
             'Commands': stats.commands,
@@ -189,7 +203,24 @@ class Monitor:
             return Status('commands', WARN, f'no fresh action: {stats.source}', values)
         if 'misses' in grown:
             return Status('commands', WARN, f'{grown["misses"]} deadlines missed', values)
+        if problem := self._command_problem(stats, chunk_age_s):
+            return Status('commands', WARN, problem, values)
         return Status('commands', OK, 'commands from fresh actions', values)
+
+    def _command_problem(self, stats: PublisherStats, chunk_age_s: float) -> str:
+        """Say which threshold the commands are beyond; '' if none."""
+        rate_hz, warn = self._profile.command.rate_hz, self._warn
+        measured = stats.commands >= max(rate_hz, 5)  # the rate is one of a second, or of 5 periods
+        if measured and stats.command_hz < warn.rate_share * rate_hz:
+            return f'{stats.command_hz:.1f} Hz of {rate_hz:g} Hz leave'
+        if stats.lateness_p99_ms > warn.lateness_p99_ms:
+            return (
+                f'late by {stats.lateness_p99_ms:.2f} ms (p99), expected at most '
+                f'{warn.lateness_p99_ms:g} ms'
+            )
+        if chunk_age_s > warn.chunk_age_s:
+            return f'the chunk is {chunk_age_s:.2f} s old, expected at most {warn.chunk_age_s:g} s'
+        return ''
 
     def engine_status(
         self,
@@ -233,7 +264,7 @@ class Monitor:
                 f'lower frame_rate_hz'
             )
             return Status('engine', WARN, message, values)
-        if grown:
+        if sum(grown.values()) > self._warn.drops:
             reasons = ', '.join(f'{count} {reason}' for reason, count in grown.items())
             return Status('engine', WARN, f'dropped: {reasons}', values)
         return Status('engine', OK, 'running', values)
@@ -260,7 +291,7 @@ class Monitor:
             return Status(name, absent, f'nothing on {status.topic} yet', values)
         if status.rate_hz == 0:
             return Status(name, absent, f'nothing on {status.topic} any more', values)
-        if expected_hz and status.rate_hz < MIN_RATE_SHARE * expected_hz:
+        if expected_hz and status.rate_hz < self._warn.rate_share * expected_hz:
             message = f'{status.rate_hz:.1f} Hz of {expected_hz:g} Hz arrive'
             return Status(name, WARN, message, values)
         return Status(name, OK, f'{status.rate_hz:.1f} Hz', values)

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ except ImportError:  # Humble
 
 from oxygen_ros import conversions, monitor
 from oxygen_ros.actions import ActionBuffer, ActionChunk
+from oxygen_ros.annotated import Annotation
 from oxygen_ros.conversions import ConversionError
 from oxygen_ros.frame_loop import FrameLoop
 from oxygen_ros.memory_store import MAX_TIME_NS, MemoryStore, MemoryStoreError
@@ -119,6 +120,12 @@ class Parts:
     memory: MemoryStore | None
     """Keeps notes across restarts; None where no parameter names a file."""
     publisher: CommandPublisher | None = None
+    annotation: Annotation | None = None
+    """None where nobody asked for pictures."""
+    annotated: Any = None
+    draw_timer: Any = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """Of the newest statistics."""
     recall: Any = None
     tick: Any = None
     jump_handle: Any = None
@@ -143,7 +150,7 @@ class OxygenNode(LifecycleNode):
         self.add_on_set_parameters_callback(self._on_parameters)
 
         # Diagnostics must go on when /clock does not.
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._steady = steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._stats = self.create_publisher(EngineStats, '~/stats', RELIABLE)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', RELIABLE)
         self.create_timer(STATS_PERIOD_S, self._publish_stats, clock=steady)
@@ -212,7 +219,9 @@ class OxygenNode(LifecycleNode):
         profile = self._load_profile()
         use_sim_time = self._value('use_sim_time')
         control_ns = self._ros_ns if use_sim_time else time.monotonic_ns
-        buffer = ObservationBuffer(profile.cameras, profile.joints, conversions.decode_image)
+        buffer = ObservationBuffer(
+            profile.cameras, profile.joints, conversions.decode_image, profile.memory.feed_back
+        )
         buffer.set_instruction(self._value('instruction') or profile.instruction.default)
         command = profile.command
         topic = '~/would_be_command' if self._value('dry_run') else command.topic
@@ -229,7 +238,7 @@ class OxygenNode(LifecycleNode):
                 period_ns=None if use_sim_time else round(1e9 / profile.frame_rate_hz),
                 on_failure=self._on_engine_failure,
             ),
-            monitor=monitor.Monitor(profile),
+            monitor=monitor.Monitor(profile, self._thresholds()),
             commands=self.create_lifecycle_publisher(message_type, topic, NEWEST),
             chunks=self.create_publisher(ActionChunkMessage, '~/actions', RELIABLE),
             news={
@@ -241,16 +250,35 @@ class OxygenNode(LifecycleNode):
             subscriptions=[],
             memory=self._open_memory(),
         )
+        self._remember(parts)
         self._load_engine(parts)
         self._subscribe(parts)
         if parts.memory is not None:
             parts.recall = self.create_service(Recall, '~/recall', self._on_recall)
+        if rate_hz := float(self._value('annotated_rate_hz')):
+            parts.annotation = Annotation(profile)
+            parts.annotated = self.create_publisher(Image, '~/annotated', NEWEST)
+            parts.draw_timer = self.create_timer(
+                1.0 / rate_hz, self._publish_annotated, clock=self._steady
+            )
         where = 'nowhere but ~/would_be_command' if self._value('dry_run') else command.topic
         self.get_logger().info(f'configured for {profile.name}: commands go to {where}')
+
+    def _thresholds(self) -> monitor.Thresholds:
+        names = [threshold.name for threshold in fields(monitor.Thresholds)]
+        return monitor.Thresholds(**{name: self._value(f'warn_{name}') for name in names})
 
     def _open_memory(self) -> MemoryStore | None:
         path = self._value('memory_path')
         return MemoryStore(Path(path).expanduser()) if path else None
+
+    def _remember(self, parts: Parts) -> None:
+        """Begin with the notes of before, where they are kept and fed back."""
+        if parts.memory is not None and (number := parts.profile.memory.feed_back):
+            notes = parts.memory.recall('', limit=number)
+            for note in reversed(notes):
+                parts.buffer.put_note(note.text)
+            self.get_logger().info(f'the prompt begins with {len(notes)} notes of before')
 
     def _load_profile(self) -> RobotProfile:
         profile = load_profile(self._value('profile'), share_folder() / 'config')
@@ -380,6 +408,9 @@ class OxygenNode(LifecycleNode):
             self.destroy_publisher(publisher)
         if parts.recall is not None:
             self.destroy_service(parts.recall)
+        if parts.draw_timer is not None:
+            self.destroy_timer(parts.draw_timer)
+            self.destroy_publisher(parts.annotated)
         if parts.memory is not None:
             parts.memory.close()
         self._parts = None
@@ -505,6 +536,8 @@ class OxygenNode(LifecycleNode):
         observation = parts.buffer.snapshot(frame, parts.control_ns())
         if isinstance(observation, Observation) and not observation.instruction:
             return NotReady((f'no instruction on {parts.profile.instruction.topic} yet',))
+        if parts.annotation is not None and isinstance(observation, Observation):
+            parts.annotation.see(observation)
         return observation
 
     def _on_chunk(self, chunk: ActionChunk) -> None:
@@ -528,12 +561,15 @@ class OxygenNode(LifecycleNode):
         parts = self._parts
         if parts is None:
             return
+        if parts.annotation is not None:
+            parts.annotation.hear(update)
         publisher = parts.news[update.task]
         if publisher.msg_type is Text:
             publisher.publish(conversions.text_message(update))
         elif update.reason is not None and update.reason.complete:
             # Half a note is no memory; the scheduler has counted it as dropped.
             publisher.publish(conversions.note_message(update))
+            parts.buffer.put_note(update.text)
             if parts.memory is not None:
                 parts.memory.add(conversions.stored_note(update))
 
@@ -568,7 +604,7 @@ class OxygenNode(LifecycleNode):
         parts = self._parts
         if parts is None or parts.loop.engine is None:
             return
-        numbers = parts.monitor.numbers(
+        parts.numbers = parts.monitor.numbers(
             time.monotonic_ns(),
             parts.loop.engine.stats,
             parts.publisher.stats() if parts.publisher is not None else None,
@@ -576,7 +612,22 @@ class OxygenNode(LifecycleNode):
             active=self._active,
             observation_age_ms=parts.observation_age_ms,
         )
-        self._stats.publish(conversions.stats_message(self._ros_ns(), numbers, self._drops(parts)))
+        self._stats.publish(
+            conversions.stats_message(self._ros_ns(), parts.numbers, self._drops(parts))
+        )
+
+    @guarded
+    def _publish_annotated(self) -> None:
+        parts = self._parts
+        if (
+            parts is None
+            or parts.annotation is None
+            or not parts.annotated.get_subscription_count()
+        ):
+            return
+        source = parts.publisher.source if parts.publisher is not None else 'silence'
+        picture = parts.annotation.draw(parts.numbers, source, parts.control_ns())
+        parts.annotated.publish(conversions.image_message(picture, self._ros_ns()))
 
     def _drops(self, parts: Parts) -> dict[str, int]:
         """Everything that was thrown away, by reason, wherever it happened."""
@@ -615,10 +666,12 @@ class OxygenNode(LifecycleNode):
     def _statuses(self, parts: Parts) -> list[monitor.Status]:
         commands = parts.publisher.stats() if parts.publisher is not None else None
         engine = parts.loop.engine.stats if parts.loop.engine is not None else None
-        positions = parts.buffer.positions(parts.control_ns())
+        now_ns, chunk = parts.control_ns(), parts.actions.chunk
+        chunk_age_s = (now_ns - chunk.time_ns) / 1e9 if chunk is not None else math.nan
+        positions = parts.buffer.positions(now_ns)
         return [
             *([parts.monitor.gripper_status(positions)] if parts.profile.grippers else []),
-            parts.monitor.command_status(self._active, commands),
+            parts.monitor.command_status(self._active, commands, chunk_age_s),
             parts.monitor.engine_status(
                 self._active,
                 engine,
@@ -627,7 +680,7 @@ class OxygenNode(LifecycleNode):
                 broken=parts.loop.broken,
                 drops=self._drops(parts),
             ),
-            *map(parts.monitor.source_status, parts.buffer.status(parts.control_ns())),
+            *map(parts.monitor.source_status, parts.buffer.status(now_ns)),
         ]
 
     # --- the process --------------------------------------------------------------------------

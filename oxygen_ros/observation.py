@@ -52,6 +52,7 @@ class ConversionError(ValueError):
 #   images       {slot: uint8[h, w, 3]}   RGB, 0..255, C order    within max_age_s of the snapshot
 #   state        float32[num_joints]      rad or m, profile order within max_age_s of the snapshot
 #   instruction  str                      stripped, may be ''     newest at the snapshot
+#   notes        (str, ...)               oldest first            complete at the snapshot
 #
 # Images have the camera's own size (the model resizes), one per model camera slot; the key of an
 # absent camera is absent. Where a header stamp is unusable, stamp_ns is the time of receipt.
@@ -66,6 +67,7 @@ class Observation:
     images: Mapping[str, np.ndarray]
     state: np.ndarray
     instruction: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,9 @@ class ObservationBuffer:
         cameras: tuple[CameraProfile, ...],
         joints: JointsProfile,
         decode: Callable[[Any, CameraProfile], np.ndarray],
+        feed_back: int = 0,
     ) -> None:
+        """Begin with nothing; `feed_back` is how many notes an observation may hold."""
         self._decode = decode
         self._joints_profile = joints
         # One lock for everything below, held for bookkeeping only, never while decoding.
@@ -260,6 +264,7 @@ class ObservationBuffer:
         self._joints_source = _Source('joints', joints.topic, 'joints', _ns(joints.max_age_s))
         self._joints = {name: _Joint() for name in joints.names}
         self._instruction = ''
+        self._notes: deque[str] = deque(maxlen=feed_back)
         self._drops: Counter[str] = Counter()
         self._notices: deque[str] = deque(maxlen=MAX_NOTICES)
         # Raised by clear(), so that a snapshot under way cannot bring old images back.
@@ -332,14 +337,20 @@ class ObservationBuffer:
             self._drop(refused, reason, detail)
 
     def clear(self) -> None:
-        """Forget images and joints, after the clock jumped; the instruction and counters stay."""
+        """Forget images, joints and notes, as the clock jumped; instruction and counters stay."""
         with self._lock:
             self._epoch += 1
+            self._notes.clear()
             for camera in self._cameras.values():
                 camera.forget()
             self._joints = {name: _Joint() for name in self._joints}
             self._joints_source.arrivals_ns.clear()
             self._skew_s = None
+
+    def put_note(self, text: str) -> None:
+        """Keep a complete memory note for the observations to come; called by the frame thread."""
+        with self._lock:
+            self._notes.append(text)
 
     # ---- read by the frame thread
 
@@ -352,6 +363,7 @@ class ObservationBuffer:
         """
         with self._lock:
             epoch, instruction = self._epoch, self._instruction
+            notes = tuple(self._notes)
             reasons = [*self._cameras_missing(now_ns), *self._joints_missing(now_ns)]
             if reasons:
                 return NotReady(tuple(reasons))
@@ -389,7 +401,9 @@ class ObservationBuffer:
         state = np.array(positions, dtype=np.float32)
         state.setflags(write=False)
         pictures = {slot: image.pixels for slot, image in used.items()}
-        return Observation(frame, newest.stamp_ns, newest.time_ns, pictures, state, instruction)
+        return Observation(
+            frame, newest.stamp_ns, newest.time_ns, pictures, state, instruction, notes
+        )
 
     # ---- read by the publisher thread
 

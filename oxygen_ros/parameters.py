@@ -10,6 +10,8 @@ from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 
+from oxygen_ros.monitor import Thresholds
+
 
 @dataclass(frozen=True)
 class NodeParameter:
@@ -92,6 +94,42 @@ PARAMETERS = (
         'memory_path',
         '',
         'File that keeps memory notes across restarts, for ~/recall; empty keeps none.',
+    ),
+    NodeParameter(
+        'annotated_rate_hz',
+        0.0,
+        'Pictures per second on ~/annotated: cameras, instruction, text, note and deadlines; drawn '
+        'only while somebody subscribes. 0 publishes none.',
+        0,
+        30,
+    ),
+    NodeParameter(
+        'warn_rate_share',
+        Thresholds.rate_share,
+        '/diagnostics warns when cameras or commands come at less than this share of their rate.',
+        0,
+        1,
+    ),
+    NodeParameter(
+        'warn_lateness_p99_ms',
+        Thresholds.lateness_p99_ms,
+        '/diagnostics warns when 1 of 100 commands is later than this [ms].',
+        0,
+        1e6,
+    ),
+    NodeParameter(
+        'warn_chunk_age_s',
+        Thresholds.chunk_age_s,
+        '/diagnostics warns when the chunk in force was computed for a moment longer ago [s].',
+        0,
+        1e6,
+    ),
+    NodeParameter(
+        'warn_drops',
+        Thresholds.drops,
+        '/diagnostics warns when more than this was thrown away in a second, all reasons together.',
+        0,
+        10**9,
     ),
     NodeParameter('autostart', True, 'Configure and activate by itself.'),
     NodeParameter('dry_run', False, 'Publish commands to ~/would_be_command only.'),

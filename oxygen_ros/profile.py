@@ -157,6 +157,15 @@ class TaskProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryProfile:
+    """What becomes of memory notes besides being published."""
+
+    # The newest so many notes stand in the prompt, see model/prompt.py; 0 = none. Only for a
+    # checkpoint that was trained with such prompts.
+    feed_back: int = _at_least(0, default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelProfile:
     """Properties of the checkpoint that its weights do not tell."""
 
@@ -184,6 +193,7 @@ class RobotProfile:
     action: ActionProfile
     grippers: tuple[GripperProfile, ...] = ()  # () = the robot counts as the model does
     tasks: tuple[TaskProfile, ...] = ()
+    memory: MemoryProfile = MemoryProfile()
     model: ModelProfile
 
 
@@ -373,6 +383,7 @@ def _problems(profile: RobotProfile) -> Iterator[str]:
         yield from _gripper_problems(profile)
         yield from _delta_problems(profile)
     yield from _blending_problems(profile)
+    yield from _feed_back_problems(profile)
 
 
 def _name_problems(profile: RobotProfile) -> Iterator[str]:
@@ -528,6 +539,17 @@ def _blending_problems(profile: RobotProfile) -> Iterator[str]:
     if not model.action_horizon:  # the preset's, which the factory knows
         return
     yield from blending_misfits(profile, model.action_horizon)
+
+
+def _feed_back_problems(profile: RobotProfile) -> Iterator[str]:
+    number = profile.memory.feed_back
+    if number and not any(task.kind == 'memory' for task in profile.tasks):
+        yield f'memory.feed_back: expected 0 without a task of kind memory; got {number}'
+    if number and profile.model.prompt != 'state':
+        yield (
+            f'memory.feed_back: expected 0 with model.prompt: {profile.model.prompt}, which has no '
+            f'place for notes (state has one); got {number}'
+        )
 
 
 def blending_misfits(profile: RobotProfile, horizon: int) -> Iterator[str]:

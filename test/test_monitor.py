@@ -15,6 +15,7 @@ from oxygen_ros.monitor import (
     Growth,
     Monitor,
     RateWindow,
+    Thresholds,
     clock_status,
     progress_sentences,
 )
@@ -45,7 +46,7 @@ CAMERA = SourceStatus('base_0_rgb', 'camera/base/image_raw', 60, 0, 0, 0.01, 30.
 
 @pytest.fixture
 def monitor(request) -> Monitor:
-    return Monitor(load_profile('dummy', request.config.rootpath / 'config'))
+    return Monitor(load_profile('dummy', request.config.rootpath / 'config'), Thresholds())
 
 
 def engine_status(monitor, stats=None, active=True, **changes):
@@ -103,15 +104,53 @@ def test_the_numbers_hold_both_rates_of_actions_and_stop_when_inactive(monitor):
     ],
 )
 def test_the_command_tick_is_described(monitor, changes, level, text):
-    status = monitor.command_status(True, replace(COMMANDS, **changes))
+    status = monitor.command_status(True, replace(COMMANDS, **changes), 0.1)
     assert status.level == level
     assert text in status.message
 
 
+WARN_LATER = Thresholds(rate_share=0.5, lateness_p99_ms=30.0, chunk_age_s=9.0, drops=5)
+
+
+@pytest.mark.parametrize(
+    'changes, chunk_age_s, text',
+    [
+        ({'command_hz': 39.0}, 0.1, '39.0 Hz of 50 Hz leave'),
+        ({'lateness_p99_ms': 20.0}, 0.1, 'late by 20.00 ms (p99), expected at most 10 ms'),
+        ({}, 1.5, 'the chunk is 1.50 s old, expected at most 1 s'),
+    ],
+)
+def test_beyond_a_threshold_the_commands_are_warned_of_and_the_threshold_can_be_set(
+    changes, chunk_age_s, text
+):
+    profile, stats = load_profile('dummy', CONFIG), replace(COMMANDS, **changes)
+    warned = Monitor(profile, Thresholds()).command_status(True, stats, chunk_age_s)
+    assert (warned.level, warned.message) == (WARN, text)
+    assert Monitor(profile, WARN_LATER).command_status(True, stats, chunk_age_s).level == OK
+
+
+def test_a_rate_is_not_judged_before_it_was_measured(monitor):
+    begun = replace(COMMANDS, commands=3, command_hz=3.0)
+    assert monitor.command_status(True, begun, 0.1).level == OK
+
+
+def test_drops_up_to_the_threshold_are_no_warning():
+    monitor = Monitor(load_profile('dummy', CONFIG), WARN_LATER)
+    assert engine_status(monitor, drops={'image_older': 3, 'tick_skipped': 2}).level == OK
+    assert engine_status(monitor, drops={'image_older': 9, 'tick_skipped': 2}).level == WARN
+
+
+def test_a_camera_is_slow_below_the_share_that_was_set():
+    half = replace(CAMERA, rate_hz=16.0)
+    profile = load_profile('dummy', CONFIG)
+    assert Monitor(profile, Thresholds()).source_status(half).level == WARN
+    assert Monitor(profile, WARN_LATER).source_status(half).level == OK
+
+
 def test_old_misses_are_no_news(monitor):
     late = replace(COMMANDS, misses=3)
-    assert monitor.command_status(True, late).level == WARN
-    assert monitor.command_status(True, late).level == OK
+    assert monitor.command_status(True, late, 0.1).level == WARN
+    assert monitor.command_status(True, late, 0.1).level == OK
 
 
 @pytest.mark.parametrize(
@@ -173,7 +212,7 @@ def test_a_slow_load_says_every_tenth_once_and_a_fast_one_nothing() -> None:
 def test_a_gripper_more_than_a_tenth_outside_its_range_is_reported(position, level) -> None:
     gripper = GripperProfile(joint='gripper', model=(0.0, 1.0), robot=(0.0, 0.8), invert=True)
     profile = replace(load_profile('dummy', CONFIG), grippers=(gripper,))
-    status = Monitor(profile).gripper_status({'gripper': position})
+    status = Monitor(profile, Thresholds()).gripper_status({'gripper': position})
     assert status.level == level
     assert ('is it another unit?' in status.message) == (level == WARN)
 
@@ -181,4 +220,4 @@ def test_a_gripper_more_than_a_tenth_outside_its_range_is_reported(position, lev
 def test_a_gripper_that_is_not_measured_is_no_problem_of_its_range() -> None:
     gripper = GripperProfile(joint='gripper', model=(0.0, 1.0), robot=(0.0, 0.8))
     profile = replace(load_profile('dummy', CONFIG), grippers=(gripper,))
-    assert Monitor(profile).gripper_status({}).level == OK
+    assert Monitor(profile, Thresholds()).gripper_status({}).level == OK

@@ -23,6 +23,8 @@ from oxygen_ros.evaluation.launching import (
     full_name,
     perspective_for,
     player_command,
+    recorded_topics,
+    recorder_command,
     replayed_topics,
 )
 from oxygen_ros.evaluation.recording import BagError
@@ -161,15 +163,16 @@ def test_the_foxglove_layout_reads_topics_and_fields_that_the_node_publishes() -
 def test_every_part_that_the_node_reports_on_falls_into_one_analyzer(node: str) -> None:
     parameters = yaml.safe_load((CONFIG / 'diagnostics.yaml').read_text())['/**']['ros__parameters']
     analyzers = [value for value in parameters.values() if isinstance(value, dict)]
-    watched = monitor.Monitor(dummy())
+    watched = monitor.Monitor(dummy(), monitor.Thresholds())
     sources = [camera.slot for camera in dummy().cameras] + ['joints']
     statuses = [
         monitor.clock_status(False, 0),
-        watched.command_status(False, None),
+        watched.command_status(False, None, 0.0),
         watched.engine_status(False, None, not_ready=(), last_error='', broken=False, drops={}),
+        watched.gripper_status({}),
         *(watched.source_status(SourceStatus(s, 't', 0, 0, 0, None, 0.0, '')) for s in sources),
     ]
-    assert len(statuses) == 6
+    assert len(statuses) == 7
     for status in statuses:
         name = f'{node}: {status.name}'
         found = [a['path'] for a in analyzers if any(part in name for part in a['contains'])]
@@ -222,6 +225,37 @@ def test_our_player_understands_its_command_line() -> None:
     options = bag_player._parse(command[1:])
     assert (options.rate, options.clock, options.loop) == (2.0, 100.0, 'back')
     assert (options.topics, options.remap) == (['/a'], ['/a:=/b'])
+
+
+# ---- recording
+
+
+def test_what_is_recorded_is_all_that_an_evaluation_matches() -> None:
+    topics = recorded_topics('dummy', 'left')
+    assert topics == [
+        '/left/camera/base/image_raw', '/left/camera/wrist/image_raw', '/left/joint_states',
+        '/left/instruction', '/left/joint_command', '/left/oxygen/would_be_command',
+        '/left/oxygen/actions', '/left/oxygen/text', '/left/oxygen/memory', '/left/oxygen/stats',
+        '/diagnostics',
+    ]  # fmt: skip
+    assert '/oxygen/actions' in recorded_topics('dummy', '')
+
+
+@pytest.mark.parametrize(
+    ('ros_distro', 'expected'),
+    [
+        ('humble', 'ros2 bag record --output day_1 --use-sim-time /a /b'),
+        ('jazzy', 'ros2 bag record --output day_1 --use-sim-time --topics /a /b'),
+    ],
+)
+def test_the_recorder_is_told_in_the_words_of_its_distribution(
+    ros_distro: str, expected: str
+) -> None:
+    command = recorder_command(['/a', '/b'], bag='day_1', use_sim_time=True, ros_distro=ros_distro)
+    assert ' '.join(command) == expected
+    plain = recorder_command(['/a'], bag='', use_sim_time=False, ros_distro=ros_distro)
+    assert '--output' not in plain
+    assert '--use-sim-time' not in plain
 
 
 # ---- the launch files, run with stand-ins that write down what they were given
@@ -291,6 +325,7 @@ def all_of(entities: Any, kind: str) -> list[Written]:
     ('name', 'arguments'),
     [
         ('monitor', {'namespace', 'aggregator'}),
+        ('record', {'profile', 'namespace', 'bag', 'use_sim_time'}),
         (
             'replay',
             {'bag', 'rate', 'loop', 'player', 'profile', 'checkpoint', 'device', 'instruction'},
@@ -303,6 +338,14 @@ def test_a_launch_file_declares_its_arguments_each_described(
     declared = all_of(launch_file(name).generate_launch_description(), 'DeclareLaunchArgument')
     assert {one.args[0] for one in declared} == arguments
     assert all(one.kwargs['description'] for one in declared)
+
+
+def test_a_recording_takes_the_topics_of_the_profile(launch_file: Any) -> None:
+    context = {'profile': 'dummy', 'namespace': '', 'bag': 'day_1', 'use_sim_time': 'false'}
+    (recorder,) = launch_file('record').record(context)
+    command = recorder.kwargs['cmd']
+    assert command[:5] == ['ros2', 'bag', 'record', '--output', 'day_1']
+    assert command[-11:] == recorded_topics('dummy', '')
 
 
 def test_rqt_waits_for_the_statistics_of_the_node_it_shows(launch_file: Any) -> None:

@@ -270,6 +270,19 @@ def test_an_instruction_may_be_latched_or_volatile_changes_once_and_an_unusable_
     robot.run_until_status('engine', 'no frame: no instruction')
 
 
+def test_the_annotated_picture_comes_while_somebody_looks(robot):
+    from sensor_msgs.msg import Image
+
+    robot.start(annotated_rate_hz=5.0)
+    robot.run_until_active()
+    robot.hear('oxygen/annotated', Image, 'annotated', 1)
+    picture = robot.run_for(2, 'annotated')[-1]
+    assert (picture.encoding, picture.step) == ('rgb8', 3 * picture.width)
+    pixels = np.frombuffer(picture.data, np.uint8).reshape(picture.height, picture.width, 3)
+    assert pixels[:240].std() > 20  # the camera's noise
+    assert nanoseconds(picture.header.stamp) > 0
+
+
 # --- parameters, profiles, checkpoints ------------------------------------------------------------
 
 

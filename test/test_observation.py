@@ -35,10 +35,12 @@ JOINTS = JointsProfile(topic='/joint_states', names=('shoulder', 'elbow'), max_a
 class Robot:
     """A buffer with both clocks in one hand; a message is the brightness of its picture."""
 
-    def __init__(self, *cameras: CameraProfile, joints: JointsProfile = JOINTS) -> None:
+    def __init__(
+        self, *cameras: CameraProfile, joints: JointsProfile = JOINTS, feed_back: int = 0
+    ) -> None:
         self.now_ns = 100 * S
         self.decoded: list[Any] = []  # messages, in the order they were decoded
-        self.buffer = ObservationBuffer(cameras or (BASE,), joints, self.decode)
+        self.buffer = ObservationBuffer(cameras or (BASE,), joints, self.decode, feed_back)
 
     def decode(self, message: Any, camera: CameraProfile) -> np.ndarray:
         self.decoded.append(message)
@@ -80,6 +82,21 @@ class Robot:
 
 
 # ---- the observation
+
+
+def test_an_observation_holds_the_newest_notes_as_many_as_are_fed_back() -> None:
+    robot, forgetful = Robot(feed_back=2), Robot()
+    for one in (robot, forgetful):
+        one.joints()
+        one.image(1)
+        for note in ('first', 'second', 'third'):
+            one.buffer.put_note(note)
+    assert robot.observation().notes == ('second', 'third')
+    assert forgetful.observation().notes == ()
+    robot.buffer.clear()  # of another time
+    robot.joints()
+    robot.image(1)
+    assert robot.observation().notes == ()
 
 
 def test_an_observation_holds_the_newest_of_every_source_in_profile_order() -> None:

@@ -33,6 +33,7 @@ from rosbags.rosbag2 import CompressionMode, StoragePlugin
 from oxygen_ros.actions import ActionBuffer
 from oxygen_ros.engine.engine import TextUpdate
 from oxygen_ros.evaluation import offline
+from oxygen_ros.evaluation.bag_evaluation import Plan, evaluate_bag
 from oxygen_ros.evaluation.bag_result import OUTPUT_BAG, BagResult, read_result
 from oxygen_ros.evaluation.bag_source import BagSource
 from oxygen_ros.evaluation.eval_report import HTML_FILE, JSON_FILE, write_report
@@ -63,7 +64,7 @@ def run(out: Path, profile: Path, bags: list[Path], *options: str) -> int:
     return offline.main([*map(str, bags), '--profile', str(profile), '--out', str(out), *options])
 
 
-def plan_of(profile: Path, *options: str) -> offline.Plan:
+def plan_of(profile: Path, *options: str) -> Plan:
     return offline.make_plan(offline._parse(['bag', '--profile', str(profile), *options]))
 
 
@@ -149,7 +150,7 @@ def test_frames_stop_with_the_required_camera_and_defects_are_counted(first: Pat
 
 def evaluated(engine: OfflineEngine, profile: Path, bag: Path, folder: Path) -> BagResult:
     folder.mkdir(parents=True)
-    offline.evaluate_bag(plan_of(profile), bag, engine, folder, lambda share, words: None)
+    evaluate_bag(plan_of(profile), bag, engine, folder, lambda share, words: None)
     result = read_result(folder)
     assert result is not None
     return result
@@ -242,6 +243,22 @@ def test_damaged_messages_are_counted_and_the_rest_is_evaluated(
     assert result.summary['frames'] == 17
 
 
+def test_a_recording_written_by_a_python_program_is_read(
+    again: Path, engine: OfflineEngine, profile: Path, robot_bag: Path, tmp_path: Path
+) -> None:
+    """rclpy's serialize_message leaves bytes of no meaning behind every empty array of doubles."""
+    messages = [
+        (topic, type_name, log_ns, data + b'\xd0\xa5\x47\xcb' * 2)
+        if topic in ('/joint_states', '/joint_command')
+        else (topic, type_name, log_ns, data)
+        for topic, type_name, log_ns, data in messages_of(robot_bag)
+    ]
+    result = evaluated(engine, profile, write_bag(tmp_path / 'bag', messages), tmp_path / 'result')
+    assert 'message_damaged' not in result.summary['drops']
+    assert result.summary['digest'] == results(again)['robot'].summary['digest']
+    assert result.summary['sent_error']['mae'] == 0.0
+
+
 def test_chunks_continue_each_other_offline_as_the_profile_says(
     profile: Path, robot_bag: Path, tmp_path: Path
 ) -> None:
@@ -272,6 +289,11 @@ def test_chunks_continue_each_other_offline_as_the_profile_says(
         ('rosbag2_talker_mcap', 'recorded as Image or CompressedImage: none'),
         ('geocam_sqlite3', '/test/sensor_msgs/compressed_image, /test/sensor_msgs/image'),
         ('derived_amber_640x480', '--camera base_0_rgb=TOPIC'),
+        ('amber_soccer_goal_12', '/camera/image_raw; say --camera base_0_rgb=TOPIC'),
+        ('amber_soccer_goal_12', 'And joint states: has no topic /joint_states; recorded as Joint'),
+        ('geocam_mcap', '/test/sensor_msgs/joint_state; say --joints TOPIC'),
+        ('derived_odd_encodings', 'and 33 more'),
+        ('parquet_array_msgs', 'recorded as Image or CompressedImage: none'),
         ('rosbag2_wrong_rmw_sqlite3', 'wrong_format'),
         ('nowhere', 'no such file or folder'),
     ],
@@ -354,7 +376,7 @@ def biased(robot_bag: Path, profile: Path, tmp_path_factory: pytest.TempPathFact
             lambda actions, observation: decode(actions, observation) + offset
         )
 
-    offline.evaluate(plan, [robot_bag], out, Console(quiet=True), bias)
+    offline.evaluate(plan, [robot_bag], out, Console(quiet=True), change=bias)
     return out.path
 
 

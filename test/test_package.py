@@ -25,6 +25,7 @@ PIP_ONLY = {'torch', 'safetensors', 'sentencepiece'} | {
     'rich',
     'mujoco',
     'openpi',
+    'ray',
 }
 
 

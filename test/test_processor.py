@@ -138,6 +138,18 @@ def test_a_prompt_that_is_too_long_is_cut_and_the_loss_told() -> None:
     assert (exact.tokens, exact.truncated_tokens) == (whole.tokens, 0)
 
 
+def test_notes_that_do_not_fit_are_left_out_whole_the_oldest_first_and_counted() -> None:
+    plain = processor().encode(observation())
+    room = len(plain.tokens) + len(', Memory: two; three')
+    seen = processor(max_token_len=room).encode(observation(notes=('one', 'two', 'three')))
+    text = ByteTokenizer().decode(seen.tokens)
+    assert 'Task: wave, Memory: two; three, State: ' in text
+    assert (seen.omitted_notes, seen.truncated_tokens) == (1, 0)
+    none = processor(max_token_len=len(plain.tokens)).encode(observation(notes=('one', 'two')))
+    assert none.tokens == plain.tokens
+    assert (none.omitted_notes, none.truncated_tokens) == (2, 0)
+
+
 @pytest.mark.parametrize('entry', golden.CONTENT['token_padding'], ids=lambda e: e['n_tokens'])
 def test_a_prompt_is_cut_where_openpi_cuts_it(entry: dict[str, Any]) -> None:
     # openpi's recorder returned ids 2, 3, 4, ...; we keep its valid ids and add no padding.

@@ -81,6 +81,7 @@ def test_a_manual_shows_every_key(name: str) -> None:
         profile.action,
         profile.grippers[0],
         profile.tasks[0],
+        profile.memory,
         profile.model,
     ]
     for record in records:
@@ -302,6 +303,24 @@ def test_turns_are_not_averaged(load: Load) -> None:
     assert load(raw).command.continuous == ('joint_6',)
     raw['action']['blending'] = 'ensemble'
     assert 'ensemble cannot average the turns' in refusal(load, raw)
+
+
+@pytest.mark.parametrize(
+    ('key', 'value', 'expected'),
+    [
+        ('tasks', [DUMMY['tasks'][0]], 'expected 0 without a task of kind memory; got 3'),
+        ('model.prompt', 'plain', 'expected 0 with model.prompt: plain'),
+        ('memory.feed_back', -1, 'expected a value of at least 0'),
+    ],
+)
+def test_notes_are_fed_back_only_where_there_are_any_and_the_prompt_has_a_place(
+    load: Load, key: str, value: Any, expected: str
+) -> None:
+    raw = changed(key, value)
+    raw['memory']['feed_back'] = min(3, raw['memory']['feed_back'] or 3)
+    message = refusal(load, raw)
+    assert 'memory.feed_back: ' in message
+    assert expected in message
 
 
 def test_a_delta_needs_the_same_joint_in_state_and_command(load: Load) -> None:

@@ -89,6 +89,11 @@ def test_the_state_prompt_is_openpis(entry: dict[str, str]) -> None:
     assert tokens == [recorder.bos_id, *ByteTokenizer().encode(entry['string'])]
 
 
+def test_notes_stand_between_task_and_state_oldest_first() -> None:
+    text = prompt.state_prompt('find_it', np.zeros(1), ['keys on table\n', 'cup in sink'])
+    assert text == 'Task: find it, Memory: keys on table; cup in sink, State: 128;\nAction: '
+
+
 def test_the_plain_prompt_encodes_the_newline_apart_as_openpi_does() -> None:
     entry = golden.CONTENT['prompt_without_state']
     recorder = Recorder()

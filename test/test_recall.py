@@ -27,6 +27,7 @@ def profile(tmp_path: Path) -> Path:
     """The dummy robot, with a short note every second: a busy machine finds time for it."""
     raw = yaml.safe_load((ROOT / 'config' / 'dummy.yaml').read_text())
     raw['frame_rate_hz'] = 2.0
+    raw['memory'] = {'feed_back': 2}
     raw['tasks'] = [raw['tasks'][1] | {'period_frames': 2, 'max_new_tokens': 4}]
     path = tmp_path / 'noting.yaml'
     path.write_text(yaml.safe_dump(raw))
@@ -73,8 +74,9 @@ def test_notes_are_kept_found_by_time_and_there_after_a_kill(
     assert recalled(robot, **about_first).notes == [first]
 
     process.kill()
-    robot.start(profile=profile, memory_path=path)
+    process = robot.start(profile=profile, memory_path=path)
     assert recalled(robot, **about_first).notes == [first]
+    process.wait_for_log('the prompt begins with 2 notes of before')
 
 
 def test_without_a_file_nothing_is_offered_and_a_wrong_one_ends_the_node(

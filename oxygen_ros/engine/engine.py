@@ -187,6 +187,8 @@ class Engine:
                 f'{inputs.truncated_tokens} tokens too long for the model '
                 f'(max_token_len {self.processor.max_token_len}); use a shorter instruction'
             )
+        if inputs.omitted_notes:
+            self.scheduler.drops['note_not_fed_back'] += inputs.omitted_notes
         return inputs
 
     def _open(self, observation: Observation, inputs: ModelInput) -> Frame:

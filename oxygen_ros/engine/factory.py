@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import Engine, TextUpdate
-from oxygen_ros.engine.model_runner import leave_a_core_free, load_pi05
+from oxygen_ros.engine.model_runner import load_pi05, set_num_threads
 from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.slots import SlotLayout
 from oxygen_ros.engine.static_runner import make_runner
@@ -61,6 +61,8 @@ class EngineOptions:
     seed: int = 0
     max_draft: int = 15
     """Most tokens drafted per sequence and decode step; 0 turns drafting off."""
+    num_threads: int = 0
+    """Of torch on the CPU; 0 = as many as there are cores, less one."""
     execution: str = 'unified'
     """'unified', or for comparison 'shared' or 'isolated' (see `baselines.py`)."""
 
@@ -110,7 +112,7 @@ def build_engine(
         eos_id=tokenizer.eos_id,
         max_draft=options.max_draft,
     )
-    leave_a_core_free()
+    set_num_threads(options.num_threads)
     model = load_pi05(
         config,
         checkpoint,
@@ -165,6 +167,11 @@ def by_openpi(
 
     if checkpoint is None:
         raise ProfileError("parameter 'openpi_config': expected parameter 'checkpoint', got ''")
+    if profile.memory.feed_back:
+        raise ProfileError(
+            f"profile {profile.name}: memory.feed_back: expected 0 with parameter 'openpi_config', "
+            f'whose prompts are made by openpi, got {profile.memory.feed_back}'
+        )
     policy = openpi_bridge.load_policy(options.openpi_config, folder_of(checkpoint))
     config = replace(policy.config, prefix_attention=profile.model.prefix_attention)
     if profile.model.action_horizon not in (0, config.action_horizon):

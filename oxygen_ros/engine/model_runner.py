@@ -30,13 +30,13 @@ from oxygen_ros.model.weights import load_model, random_model
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 
 
-def leave_a_core_free() -> None:
-    """Let torch use all cores but one in the calling thread.
+def set_num_threads(number: int) -> None:
+    """Let torch use so many cores in the calling thread; 0 = all but one.
 
     The free one belongs to callbacks and commands; on a shared core a second thread of a small
     model is slower than none.
     """
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
+    torch.set_num_threads(number or max(1, len(os.sched_getaffinity(0)) - 1))
 
 
 def load_pi05(

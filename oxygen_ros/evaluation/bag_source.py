@@ -26,6 +26,10 @@ COMMAND_TYPES = {
     'trajectory_msgs/msg/JointTrajectory': 'joint_trajectory',
     'std_msgs/msg/Float64MultiArray': 'forward_command',
 }
+MAX_PADDING = 16
+"""Bytes without meaning behind a message: rclpy's serialize_message, with which Python programs
+write recordings, reserves 4 for every empty array of doubles, as in a JointState without efforts.
+The rosbags package takes at most 3."""
 MAX_NAMED = 6
 """Topics that a sentence lists; a recording may hold a hundred."""
 
@@ -125,15 +129,21 @@ class BagSource:
     def _matched(self, profile: RobotProfile, given: Given) -> RobotProfile:
         """Return the profile with the recorded names of cameras and joints."""
         self._check_slots(profile, given)
+        missing: list[str] = []  # all of it is told at once
         cameras = []
         for camera in profile.cameras:
             if camera.slot not in given.dropped_cameras:
-                cameras += self._camera(camera, given.cameras.get(camera.slot, ''))
-        if not cameras:
-            raise BagError(f'{self.recording.path}: no camera is left; {self._there(TRANSPORTS)}')
-        joints = self._required(
-            given.joints or profile.joints.topic, JOINT_STATE, 'joint states', '--joints TOPIC'
-        )
+                cameras += self._camera(camera, given.cameras.get(camera.slot, ''), missing)
+        if not cameras and not missing:
+            missing.append(f'no camera is left; {self._there(TRANSPORTS)}')
+        wanted = given.joints or profile.joints.topic
+        joints = self._find(wanted, (JOINT_STATE,))
+        if not joints:
+            missing.append(
+                f'joint states: {self._absent(wanted, (JOINT_STATE,))}; say --joints TOPIC'
+            )
+        if missing:
+            raise BagError(f'{self.recording.path}: {". And ".join(missing)}')
         return replace(
             profile, cameras=tuple(cameras), joints=replace(profile.joints, topic=joints)
         )
@@ -147,7 +157,8 @@ class BagSource:
                     f'{", ".join(slots)}'
                 )
 
-    def _camera(self, camera: CameraProfile, given: str) -> list[CameraProfile]:
+    def _camera(self, camera: CameraProfile, given: str, missing: list[str]) -> list[CameraProfile]:
+        """Return the camera with its recorded name, or nothing and, if that matters, say why."""
         types = tuple(TRANSPORTS)
         wanted = given or camera.topic
         # A recorder is often told to keep the compressed pictures only.
@@ -157,10 +168,10 @@ class BagSource:
             return [replace(camera, topic=topic, transport=transport)]
         hint = f'camera {camera.slot}: {self._absent(wanted, TRANSPORTS)}'
         if given or camera.required:
-            raise BagError(
-                f'{self.recording.path}: {hint}; say --camera {camera.slot}=TOPIC, or '
-                f'--drop-camera {camera.slot}'
+            missing.append(
+                f'{hint}; say --camera {camera.slot}=TOPIC, or --drop-camera {camera.slot}'
             )
+            return []
         self.remarks.append(f'{hint}; it is optional, so its tokens are left out')
         return []
 
@@ -173,14 +184,6 @@ class BagSource:
             raise BagError(f'{self.recording.path}: {sentence}')
         self.remarks.append(f'{sentence}; without them no action error; say --commands TOPIC')
         return ''
-
-    def _required(self, wanted: str, type_name: str, what: str, option: str) -> str:
-        topic = self._find(wanted, (type_name,))
-        if not topic:
-            raise BagError(
-                f'{self.recording.path}: {what}: {self._absent(wanted, (type_name,))}; say {option}'
-            )
-        return topic
 
     def _find(self, wanted: str, type_names: tuple[str, ...]) -> str:
         """Return the topic of that full name, else the only one of that name in a namespace."""
@@ -212,7 +215,10 @@ class BagSource:
 
 def read_message(recording: Recording, topic: str, data: bytes) -> Any | None:
     """Return the message, or None where the bytes are none of the topic's type."""
-    try:
-        return TYPES.deserialize_cdr(data, recording.topics[topic].type_name)
-    except Exception:  # damaged bytes provoke anything from struct to numpy errors
-        return None
+    type_name = recording.topics[topic].type_name
+    for padding in range(0, MAX_PADDING + 1, 4):
+        try:
+            return TYPES.deserialize_cdr(data[: len(data) - padding], type_name)
+        except Exception:  # damaged bytes provoke anything from struct to numpy errors
+            continue
+    return None

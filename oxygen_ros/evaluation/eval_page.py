@@ -35,7 +35,7 @@ table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabula
 th, td { padding: .25rem .55rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; }
 th { background: var(--soft); font-weight: 600; }
-td.n, th.n { text-align: right; white-space: nowrap; }
+td.n, th.n { text-align: right; } td.n { white-space: nowrap; }
 tr.changed td { background: #fdeee6; font-weight: 600; } .failed { color: #b03a00; }
 .tiles { display: flex; flex-wrap: wrap; gap: .7rem; margin: 1rem 0; }
 .tile { border: 1px solid var(--line); border-radius: 8px; padding: .5rem 1rem; min-width: 8.5rem; }

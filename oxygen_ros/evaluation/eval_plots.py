@@ -36,6 +36,9 @@ STYLE: Any = {
 }
 DPI = 110
 WIDTH = 10.5  # inches, one page
+MAX_PERCENT = 200.0
+"""An error of almost nothing may grow a million times, and shall not hide the rest: differences of
+runs are drawn to scale up to here, beyond as an arrow with a number."""
 
 
 def command_plot(result: BagResult, other: BagResult | None) -> bytes:
@@ -164,24 +167,46 @@ def difference_plot(differences: Sequence[Difference]) -> bytes:
 
     def draw(axes: np.ndarray) -> None:
         relative, absolute = axes.ravel()
-        _draw_intervals(relative, shown, [100 / abs(d.other) for d in shown])
+        _draw_intervals(relative, shown, [100 / abs(d.other) for d in shown], MAX_PERCENT)
         relative.set_title('this run − other run [% of the other]')
         _draw_intervals(absolute, joints, [1.0] * len(joints))
+        absolute.locator_params(axis='x', nbins=5)
         absolute.set_title('mean action, this run − other run [rad, m]')
 
     return _png(draw, 1, 2, height=1.2 + 0.3 * max(len(shown), len(joints), 3))
 
 
-def _draw_intervals(axes: Any, differences: Sequence[Difference], scale: Sequence[float]) -> None:
+def _draw_intervals(
+    axes: Any, differences: Sequence[Difference], scale: Sequence[float], limit: float = math.inf
+) -> None:
     axes.axvline(0, color=GREY, linewidth=1)
     for y, (difference, factor) in enumerate(zip(differences, scale, strict=True)):
         color = RED if difference.changed else GREY
-        axes.plot(factor * difference.mean, y, 'o', color=color, markersize=5)
+        mean = factor * difference.mean
+        if abs(mean) > limit:
+            _draw_beyond(axes, mean, y, limit, color)
+            continue
+        axes.plot(mean, y, 'o', color=color, markersize=5)
         if math.isfinite(difference.low):
-            ends = [factor * difference.low, factor * difference.high]
+            ends = np.clip([factor * difference.low, factor * difference.high], -limit, limit)
             axes.plot(ends, [y, y], color=color, linewidth=2)
     axes.set_yticks(range(len(differences)), [d.label for d in differences])
     axes.margins(y=0.15)
+
+
+def _draw_beyond(axes: Any, mean: float, y: int, limit: float, color: str) -> None:
+    """An arrow at the limit, and how far it really is."""
+    right = mean > 0
+    axes.plot(math.copysign(limit, mean), y, '>' if right else '<', color=color, markersize=6)
+    axes.annotate(
+        f'{mean:+.2g} ',
+        (math.copysign(limit, mean), y),
+        xytext=(-8 if right else 8, 0),
+        textcoords='offset points',
+        ha='right' if right else 'left',
+        va='center',
+        color=color,
+    )
 
 
 def _runs(result: BagResult, other: BagResult | None) -> list[tuple[BagResult, str, str]]:

@@ -1,7 +1,7 @@
-"""What the launch files of monitoring and replay decide: perspective, topics, player.
+"""What the launch files of monitoring, recording and replay decide: perspective, topics, programs.
 
 Owns these decisions as plain functions, so that they are tested where no launch is installed. Knows
-nothing of launch; `launch/monitor.launch.py` and `launch/replay.launch.py` call it.
+nothing of launch; `launch/monitor.launch.py`, `record.launch.py` and `replay.launch.py` call it.
 """
 
 from __future__ import annotations
@@ -73,6 +73,44 @@ def player_command(
     if loop:
         command += ['--loop']
     return command
+
+
+def recorded_topics(profile: str, namespace: str) -> list[str]:
+    """Return what makes a useful evaluation later: all that the node hears, sends and says.
+
+    Raises ProfileError: no such profile.
+    """
+    loaded = load_profile(profile, share_folder() / 'config')
+    heard = [*(camera.topic for camera in loaded.cameras), loaded.joints.topic]
+    sent = [loaded.command.topic, '~/would_be_command', '~/actions']
+    said = [*(task.topic for task in loaded.tasks), '~/stats', '/diagnostics']
+    topics = [*heard, loaded.instruction.topic, *sent, *said]
+    return [_full_topic(topic, namespace) for topic in topics]
+
+
+def _full_topic(topic: str, namespace: str) -> str:
+    if topic.startswith('/'):
+        return topic
+    if topic.startswith('~/'):
+        return f'{full_name(namespace)}/{topic.removeprefix("~/")}'
+    return full_name(namespace, topic)
+
+
+def recorder_command(
+    topics: list[str], *, bag: str, use_sim_time: bool, ros_distro: str
+) -> list[str]:
+    """Return the command line that records topics with rosbag2.
+
+    Args:
+        bag: folder to make; '' leaves its name to rosbag2.
+    """
+    command = ['ros2', 'bag', 'record']
+    if bag:
+        command += ['--output', bag]
+    if use_sim_time:
+        command += ['--use-sim-time']
+    # Humble knows them as plain arguments only, its successors warn about those.
+    return [*command, *([] if ros_distro == 'humble' else ['--topics']), *topics]
 
 
 def is_installed(package: str) -> bool:

@@ -11,11 +11,9 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shutil
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,54 +21,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oxygen_ros.engine.factory import EngineOptions
-from oxygen_ros.evaluation.action_score import ActionScore
-from oxygen_ros.evaluation.bag_result import OUTPUT_BAG, Collector, read_result, write_failure
-from oxygen_ros.evaluation.bag_source import BagSource, Given
+from oxygen_ros.evaluation.bag_evaluation import REALTIME, Plan, evaluate_or_say_why
+from oxygen_ros.evaluation.bag_result import read_result
+from oxygen_ros.evaluation.bag_source import Given
 from oxygen_ros.evaluation.eval_report import results_table, write_report
 from oxygen_ros.evaluation.offline_engine import OfflineEngine
-from oxygen_ros.evaluation.output_bag import OutputBag
-from oxygen_ros.evaluation.recorded_commands import read_commands
-from oxygen_ros.evaluation.recording import BagError, Recording
-from oxygen_ros.evaluation.replay import Replay
+from oxygen_ros.evaluation.on_ray import LOCAL, evaluate_on_ray
 from oxygen_ros.evaluation.run_comparison import compare_runs
-from oxygen_ros.evaluation.run_folder import RunFolder, flat_setting, folder_names
+from oxygen_ros.evaluation.run_folder import RunFolder, folder_names
 from oxygen_ros.model.openpi_bridge import OpenpiError
-from oxygen_ros.profile import ProfileError, RobotProfile, load_profile, share_folder
+from oxygen_ros.profile import load_profile, share_folder
 
 INTERRUPTED = 130
-REALTIME = 'recorded'
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be evaluated, and how."""
-
-    profile: RobotProfile
-    given: Given
-    engine: EngineOptions
-    instruction: str
-    realtime: bool
-    latency_ns: int
-    align_ns: int
-
-    def setting(self) -> dict[str, Any]:
-        """Return what the results depend on."""
-        options = {
-            'rate': REALTIME if self.realtime else 'fast',
-            'seed': self.engine.seed,
-            'openpi_config': self.engine.openpi_config,
-            'device': self.engine.device,
-            'dtype': self.engine.dtype,
-            'num_slots': self.engine.num_slots,
-            'max_batch': self.engine.max_batch,
-            'max_draft': self.engine.max_draft,
-            'latency_ms': self.latency_ns / 1e6,
-            'align_ms': self.align_ns / 1e6,
-            'instruction': self.instruction or 'of the profile or the recording',
-            'dropped_cameras': ', '.join(self.given.dropped_cameras),
-            'commands': self.given.commands or 'of the profile',
-        }
-        return flat_setting(self.profile, self.engine.checkpoint, options)
 
 
 def main(args: list[str] | None = None) -> int:
@@ -94,8 +56,10 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     if other is not None:
         _ = other.setting  # before an hour of work
     machine = {'CPU cores': os.cpu_count() or 0, 'device': options.device}
+    if options.ray:
+        machine['Ray'] = options.ray
     run.begin(plan.setting(), machine, resume=options.resume)
-    evaluate(plan, options.bags, run, console)
+    evaluate(plan, options.bags, run, console, ray=options.ray)
     results, theirs = run.results(), other.results() if other is not None else []
     comparison = None
     if other is not None:
@@ -142,78 +106,56 @@ def evaluate(
     bags: list[Path],
     run: RunFolder,
     console: Console,
+    *,
+    ray: str = '',
     change: Callable[[OfflineEngine], None] = lambda engine: None,
 ) -> None:
     """Evaluate every recording that has no result yet; a failing one does not end the others.
 
     Args:
-        change: told the engine before it is used, to try a change that no option makes.
+        ray: address of the Ray cluster that does it; '' = this process.
+        change: told the engine of this process before it is used, to try a change that no option
+            makes.
     """
     names = folder_names(bags)
-    left = [bag for bag in bags if not _is_done(run.bag_folder(names[bag]))]
-    if skipped := len(bags) - len(left):
-        console.print(f'{skipped} of {len(bags)} recordings have a result already')
+    left = {bag: name for bag, name in names.items() if not _is_done(run.bag_folder(name))}
+    if skipped := len(names) - len(left):
+        console.print(f'{skipped} of {len(names)} recordings have a result already')
     if not left:
         return
-    with console.status('loading the model'):
-        engine = OfflineEngine(plan.profile, plan.engine, realtime=plan.realtime)
-        change(engine)
     with _progress(console) as progress:
-        for number, bag in enumerate(left):
-            title = f'[{number + 1}/{len(left)}] {bag.name}'
-            task = progress.add_task(title, total=1.0, told='')
-            folder = run.bag_folder(names[bag])
-
-            def told(share: float, words: str, task: Any = task) -> None:
-                progress.update(task, completed=share, told=words)
-
-            try:
-                told(1.0, evaluate_bag(plan, bag, engine, folder, told))
-            except (BagError, ProfileError) as error:
-                write_failure(folder, bag, names[bag], str(error))
-                told(0.0, '[red]failed[/red]')
-                console.print(f'[red]not evaluated:[/red] {error}', highlight=False, soft_wrap=True)
+        bar = progress.add_task('recordings', total=len(left), told='')
+        if ray:
+            outcomes = evaluate_on_ray(plan, left, run, ray)
+        else:
+            outcomes = _evaluate_here(plan, left, run, progress, change)
+        for reason in outcomes:
+            progress.advance(bar)
+            if reason:
+                console.print(
+                    f'[red]not evaluated:[/red] {reason}', highlight=False, soft_wrap=True
+                )
 
 
-def evaluate_bag(
+def _evaluate_here(
     plan: Plan,
-    bag: Path,
-    engine: OfflineEngine,
-    folder: Path,
-    told: Callable[[float, str], None],
-) -> str:
-    """Evaluate one recording into its folder; return how it went in a few words.
+    left: Mapping[Path, str],
+    run: RunFolder,
+    progress: Progress,
+    change: Callable[[OfflineEngine], None],
+) -> Iterator[str]:
+    """Evaluate one after the other; yield per recording why it failed, '' if it did not."""
+    loading = progress.add_task('loading the model', total=None, told='')
+    engine = OfflineEngine(plan.profile, plan.engine, realtime=plan.realtime)
+    change(engine)
+    progress.remove_task(loading)
+    for bag, name in left.items():
+        bar = progress.add_task(bag.name, total=1.0, told='')
 
-    Raises BagError, with one line, if it cannot be used.
-    """
-    shutil.rmtree(folder)
-    folder.mkdir()
-    started_s = time.monotonic()
-    recording = Recording(bag)
-    source = BagSource(recording, plan.profile, plan.given)
-    command, recorded = source.profile.command, None
-    if source.commands:
-        recorded = read_commands(recording, source.commands, command).at
-    score = ActionScore(command, plan.align_ns, recorded)
-    with OutputBag(folder / OUTPUT_BAG, source.profile) as output:
-        collector = Collector(source, score, output, folder.name)
-        replay = Replay(
-            source,
-            engine,
-            collector,
-            instruction=plan.instruction,
-            latency_ns=plan.latency_ns,
-            realtime=plan.realtime,
-        )
+        def told(share: float, words: str, bar: Any = bar) -> None:
+            progress.update(bar, completed=share, told=words)
 
-        def on_progress(now_ns: int) -> None:
-            done_s = (now_ns - recording.start_ns) / 1e9
-            share = done_s / recording.duration_s if recording.duration_s else 1.0
-            told(share, f'{done_s:.0f} of {recording.duration_s:.0f} s')
-
-        replay.run(on_progress)
-    collector.finish(replay, time.monotonic() - started_s, folder)
-    return f'{collector.num_frames} frames of {replay.ticks} ticks'
+        yield evaluate_or_say_why(plan, bag, engine, run.bag_folder(name), told)
 
 
 def _is_done(folder: Path) -> bool:
@@ -254,6 +196,15 @@ def _parse(args: list[str]) -> argparse.Namespace:
         help='fast (default): as fast as possible, the same result on any run; recorded: at the '
         'pace of the recording, with the deadlines and losses of this machine',
     )
+    add(
+        '--ray',
+        nargs='?',
+        const=LOCAL,
+        default='',
+        metavar='ADDRESS',
+        help='a task per recording on Ray, behind the recordings: of all cores of this machine, or '
+        'of the cluster at HOST:PORT or "auto" (the same paths on every machine)',
+    )
     add('--seed', type=int, default=0, help='of the action noise (default 0)')
     add('--tokenizer', default='', help='SentencePiece model, if not beside the weights')
     add('--openpi-config', default='', metavar='NAME', help='as the node parameter openpi_config')
@@ -261,7 +212,12 @@ def _parse(args: list[str]) -> argparse.Namespace:
     add('--dtype', default='auto', help='auto, float32 or bfloat16')
     _add_topics(parser)
     _add_changes(parser)
-    return parser.parse_args(args)
+    options = parser.parse_args(args)
+    if options.ray and options.rate == REALTIME:
+        parser.error('--rate recorded measures this machine: expected no --ray beside it')
+    if options.ray not in ('', LOCAL, 'auto') and ':' not in options.ray:
+        parser.error(f'--ray: expected an address or nothing behind it, got {options.ray!r}')
+    return options
 
 
 def _add_topics(parser: argparse.ArgumentParser) -> None:

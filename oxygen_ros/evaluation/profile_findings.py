@@ -19,7 +19,7 @@ import numpy as np
 
 from oxygen_ros.model.continuous import within_half_turn
 from oxygen_ros.model.openpi_bridge import OpenpiError
-from oxygen_ros.monitor import MIN_RATE_SHARE, gripper_problem
+from oxygen_ros.monitor import Thresholds, gripper_problem
 from oxygen_ros.observation import Observation, SourceStatus
 from oxygen_ros.profile import CameraProfile, RobotProfile
 
@@ -174,7 +174,7 @@ def _message_findings(
         yield Finding(
             'problem', f'{name}: the newest is {status.age_s:.2f} s old, limit {max_age_s:g} s'
         )
-    if status.rate_hz < MIN_RATE_SHARE * expected_hz:
+    if status.rate_hz < Thresholds.rate_share * expected_hz:
         yield Finding('problem', f'{name}: {status.rate_hz:.1f} Hz of {expected_hz:g} Hz arrive')
     elif 0 < status.rate_hz < 1 / max_age_s:
         yield Finding(

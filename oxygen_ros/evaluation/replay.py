@@ -96,7 +96,10 @@ class Replay:
         self._profile, self._source = profile, source
         self._engine, self._listener = engine, listener
         self._latency_ns, self._realtime = latency_ns, realtime
-        self._buffer = ObservationBuffer(profile.cameras, profile.joints, decode_image)
+        self._buffer = ObservationBuffer(
+            profile.cameras, profile.joints, decode_image, profile.memory.feed_back
+        )
+        self._memory_tasks = {task.name for task in profile.tasks if task.kind == 'memory'}
         self._buffer.set_instruction(instruction or profile.instruction.default)
         self._cameras = {camera.slot: camera for camera in profile.cameras}
         self._actions = ActionBuffer.of_profile(profile)
@@ -109,7 +112,8 @@ class Replay:
             monotonic_ns=lambda: self._now_ns,
         )
         self._now_ns = source.recording.start_ns
-        self._frame_period_ns = round(1e9 / profile.frame_rate_hz)
+        # As rclpy computes the period of the node's timer.
+        self._frame_period_ns = int(1.0 / profile.frame_rate_hz * 1e9)
         self._command_period_ns = round(1e9 / profile.command.rate_hz)
         self._next_tick_ns = self._now_ns + self._frame_period_ns
         self._next_command_ns = self._now_ns
@@ -319,4 +323,7 @@ class Replay:
         self._chunk_ms = 1e3 * (time.monotonic() - self._tick_s)
 
     def _keep_text(self, update: TextUpdate) -> None:
+        complete = update.reason is not None and update.reason.complete
+        if complete and update.task in self._memory_tasks:
+            self._buffer.put_note(update.text)
         self._listener.on_text(self._now_ns, update)

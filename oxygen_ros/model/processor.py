@@ -44,6 +44,7 @@ class ModelInput:
     images: dict[str, np.ndarray]  # slot -> uint8 (S, S, 3) RGB; slot order, present cameras only
     tokens: list[int]  # prompt, BOS first, unpadded, at most max_token_len
     truncated_tokens: int  # how many tokens did not fit; they were cut from the end
+    omitted_notes: int = 0  # how many of the oldest notes did not fit
 
 
 class Codec(Protocol):
@@ -111,11 +112,17 @@ class Processor:
     def encode(self, observation: Observation) -> ModelInput:
         """Raises ValueError if state or images are not what the profile declares."""
         state = self._normalized_state(observation)
-        tokens = prompt_tokens(self.prompt, observation.instruction, state, self.tokenizer)
+        notes, instruction = observation.notes, observation.instruction
+        # Notes are whole or not there: the newest as far as they fit, none before a cut prompt.
+        for omitted in range(len(notes) + 1):
+            tokens = prompt_tokens(self.prompt, instruction, state, self.tokenizer, notes[omitted:])
+            if len(tokens) <= self.max_token_len:
+                break
         return ModelInput(
             images=self._images(observation),
             tokens=tokens[: self.max_token_len],
             truncated_tokens=max(0, len(tokens) - self.max_token_len),
+            omitted_notes=omitted,
         )
 
     def decode(self, actions: np.ndarray, observation: Observation) -> np.ndarray:

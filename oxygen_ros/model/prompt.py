@@ -128,10 +128,16 @@ def discretize_state(state: np.ndarray) -> np.ndarray:
     return np.digitize(state, np.linspace(-1.0, 1.0, 257)[:-1]) - 1
 
 
-def state_prompt(instruction: str, state: np.ndarray) -> str:
-    """The prompt of openpi's pi0.5: instruction, then the normalised, unpadded state in bins."""
+def state_prompt(instruction: str, state: np.ndarray, notes: Sequence[str] = ()) -> str:
+    """The prompt of openpi's pi0.5: instruction, then the normalised, unpadded state in bins.
+
+    With `notes` (oldest first), which openpi does not know, they stand between the two:
+    'Task: INSTRUCTION, Memory: NOTE; NOTE, State: BINS;', so that the state stays where the model
+    looks for it.
+    """
     bins = ' '.join(map(str, discretize_state(state)))
-    return f'Task: {_clean(instruction)}, State: {bins};\nAction: '
+    memory = f', Memory: {"; ".join(map(_clean, notes))}' if notes else ''
+    return f'Task: {_clean(instruction)}{memory}, State: {bins};\nAction: '
 
 
 def subtask_prompt(instruction: str) -> str:
@@ -143,18 +149,22 @@ def subtask_prompt(instruction: str) -> str:
 
 
 def prompt_tokens(
-    form: str, instruction: str, state: np.ndarray, tokenizer: Tokenizer
+    form: str,
+    instruction: str,
+    state: np.ndarray,
+    tokenizer: Tokenizer,
+    notes: Sequence[str] = (),
 ) -> list[int]:
     """The prompt of one frame as token ids, BOS first, neither padded nor cut.
 
     `form`: 'state' (openpi pi0.5), 'plain' (openpi pi05_libero: the instruction, then a newline
     encoded on its own) or 'subtask' (OxyGen). `state` is the normalised, unpadded state; only
-    'state' reads it. An empty instruction is legal and gives 'Task: , State: ...', as in openpi:
-    whether a robot may move without one is the node's decision, not the tokenizer's. Raises
-    ValueError for an unknown form.
+    'state' reads it, and `notes`. An empty instruction is legal and gives 'Task: , State: ...', as
+    in openpi: whether a robot may move without one is the node's decision, not the tokenizer's.
+    Raises ValueError for an unknown form.
     """
     if form == 'state':
-        return [tokenizer.bos_id, *tokenizer.encode(state_prompt(instruction, state))]
+        return [tokenizer.bos_id, *tokenizer.encode(state_prompt(instruction, state, notes))]
     if form == 'plain':
         # Encoded apart, so the newline is a token of its own whatever the text ends in.
         return [tokenizer.bos_id, *tokenizer.encode(_clean(instruction)), *tokenizer.encode('\n')]
