@@ -19,9 +19,10 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 TORCH = {'torch', 'torchvision', 'safetensors', 'transformers'}
 TORCH_ROOMS = ('model/', 'engine/model_runner.py', 'engine/static_runner.py', 'sim/train.py')
 RCLPY = {'rclpy', 'launch', 'launch_ros'}
-RCLPY_ROOMS = ('node.py', 'publisher.py', 'sim/tabletop.py', 'evaluation/')
+RCLPY_ROOMS = ('node.py', 'interlock.py', 'qos.py', 'sim/tabletop.py', 'evaluation/')
 MESSAGE_ROOMS = (
     'node.py',
+    'interlock.py',
     'parameters.py',
     'conversions.py',
     'sim/tabletop.py',
