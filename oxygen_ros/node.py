@@ -71,6 +71,7 @@ DIAGNOSTICS_PERIOD_S = 1.0
 MAX_INSTRUCTION_CHARS = 1000
 MAX_NOTICES_PER_LOOK = 5
 DEFAULT_RECALL_LIMIT = 10
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FORWARD_JUMP_S = 2.0
 """A clock that leaps further ahead than this was seeked: what was seen before is another scene."""
 CLOSE_TIMEOUT_S = 3.0
@@ -695,7 +696,7 @@ def main(args: list[str] | None = None) -> int:
     """Run the node until SIGINT or SIGTERM; both end in the robot's safe behaviour and code 0."""
     stop = threading.Event()
     # rclpy's own handlers would shut the context down first, and the last hold could not leave.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING_SIGNALS:
         signal.signal(number, lambda *_: stop.set())
     # A busy Python thread may hold the others up for this long; 5 ms is CPython's default.
     sys.setswitchinterval(0.0005)
@@ -709,6 +710,9 @@ def main(args: list[str] | None = None) -> int:
     code = node.run()
     node.destroy_node()
     rclpy.try_shutdown()
+    # The ending interpreter gives our handlers up, and a second Ctrl-C would spoil the exit code.
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     if any(thread.name == 'frame' for thread in threading.enumerate()):
         # The model is still computing in native code; the interpreter may not end around it.
         sys.stdout.flush()
