@@ -135,7 +135,7 @@ class Monitor:
             name: RateWindow()
             for name in ('chunks', 'tokens', 'decode_steps', 'drafted', 'accepted')
         }
-        self._command_growth, self._drop_growth = Growth(), Growth()
+        self._command_growth, self._drop_growth, self._missed_growth = Growth(), Growth(), Growth()
 
     def numbers(
         self,
@@ -183,6 +183,7 @@ class Monitor:
             'Target frequency (Hz)': f'{self._profile.command.rate_hz:g}',
             'Source': stats.source,
             'Chunk age (s)': f'{chunk_age_s:.3f}',
+            'Halt': stats.halt or 'none',
             'Lateness p50/p99/max (ms)': f'{stats.lateness_p50_ms:.2f} / '
             f'{stats.lateness_p99_ms:.2f} / {stats.lateness_max_ms:.2f}',
             'Commands': stats.commands,
@@ -197,6 +198,8 @@ class Monitor:
         grown = self._command_growth.grown({'misses': stats.misses, 'errors': stats.errors})
         if 'errors' in grown:
             return Status('commands', ERROR, 'a command could not be published', values)
+        if stats.halt:
+            return Status('commands', WARN, f'{stats.halt}: {stats.source}', values)
         if stats.source == 'silence':
             return Status('commands', WARN, 'nothing that is allowed to leave', values)
         if stats.source != 'chunk':
@@ -296,6 +299,17 @@ class Monitor:
             return Status(name, WARN, message, values)
         return Status(name, OK, f'{status.rate_hz:.1f} Hz', values)
 
+    def middleware_status(self, misfits: Sequence[str], missed: Mapping[str, int]) -> Status:
+        """Describe what the middleware saw: endpoints that do not fit, deadlines by topic."""
+        values = {f'Deadlines missed on {topic}': count for topic, count in missed.items()}
+        grown = self._missed_growth.grown(missed)
+        if misfits:
+            return Status('middleware', WARN, '; '.join(misfits), values)
+        if grown:
+            topics = ', '.join(f'{count} on {topic}' for topic, count in grown.items())
+            return Status('middleware', WARN, f'deadlines missed: {topics}', values)
+        return Status('middleware', OK, 'all ends fit', values)
+
     def gripper_status(self, positions: Mapping[str, float]) -> Status:
         """Describe whether grippers read what the profile says they may, by joint name."""
         problems = [
@@ -305,6 +319,15 @@ class Monitor:
             and (problem := gripper_problem(gripper, positions[gripper.joint]))
         ]
         return Status('grippers', WARN if problems else OK, '; '.join(problems) or 'within range')
+
+
+def interlock_status(reasons: Mapping[str, str], estops: int, holds: int) -> Status:
+    """Describe what an operator keeps engaged, and why."""
+    values = {'Emergency stops': estops, 'Holds': holds}
+    if not reasons:
+        return Status('interlock', OK, 'released', values)
+    message = '; '.join(f'{halt}: {reason}' for halt, reason in reasons.items())
+    return Status('interlock', ERROR if 'estop' in reasons else WARN, message, values)
 
 
 def clock_status(use_sim_time: bool, ros_now_ns: int) -> Status:

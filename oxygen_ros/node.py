@@ -5,7 +5,8 @@ imports it but its entry point.
 
 Threads. The main thread runs the executor: its callbacks store the newest message, nothing else.
 The frame thread (`frame_loop.py`) runs the engine, the publisher thread (`publisher.py`) the
-command tick. Both publish from their own thread, so neither waits for a callback.
+command tick. Both publish from their own thread, so neither waits for a callback. Stop and hold are
+heard in a third (`interlock.py`).
 """
 
 from __future__ import annotations
@@ -32,29 +33,31 @@ from rclpy.duration import Duration
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Float64MultiArray, String
 from trajectory_msgs.msg import JointTrajectory
 
-try:
-    from rclpy.event_handler import SubscriptionEventCallbacks
-except ImportError:  # Humble
-    from rclpy.qos_event import SubscriptionEventCallbacks
-
-from oxygen_ros import conversions, monitor
+from oxygen_ros import conversions, garbage, monitor
 from oxygen_ros.actions import ActionBuffer, ActionChunk
 from oxygen_ros.annotated import Annotation
 from oxygen_ros.conversions import ConversionError
 from oxygen_ros.frame_loop import FrameLoop
+from oxygen_ros.interlock import Interlock
 from oxygen_ros.memory_store import MAX_TIME_NS, MemoryStore, MemoryStoreError
 from oxygen_ros.msg import ActionChunk as ActionChunkMessage
 from oxygen_ros.msg import EngineStats, Note, Text
 from oxygen_ros.observation import NotReady, Observation, ObservationBuffer
 from oxygen_ros.parameters import PARAMETERS
-from oxygen_ros.profile import CameraProfile, RobotProfile, load_profile, share_folder
+from oxygen_ros.profile import (
+    CameraProfile,
+    CommandProfile,
+    RobotProfile,
+    load_profile,
+    share_folder,
+)
 from oxygen_ros.publisher import CommandPublisher
+from oxygen_ros.qos import LATCHED, RELIABLE, QosWatch, newest, sensor
 from oxygen_ros.srv import Recall
 
 COMMAND_TYPES = {
@@ -69,22 +72,11 @@ DIAGNOSTICS_PERIOD_S = 1.0
 MAX_INSTRUCTION_CHARS = 1000
 MAX_NOTICES_PER_LOOK = 5
 DEFAULT_RECALL_LIMIT = 10
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FORWARD_JUMP_S = 2.0
 """A clock that leaps further ahead than this was seeked: what was seen before is another scene."""
 CLOSE_TIMEOUT_S = 3.0
 """Launch sends SIGTERM 5 s after SIGINT by default; the last hold has to be out by then."""
-
-RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
-LATCHED = QoSProfile(
-    depth=10,
-    reliability=ReliabilityPolicy.RELIABLE,
-    durability=DurabilityPolicy.TRANSIENT_LOCAL,
-)
-NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
-
-
-def _ignore(event: Any) -> None:
-    """Take an event that means nothing."""
 
 
 def guarded(callback: Callable[..., None]) -> Callable[..., None]:
@@ -140,19 +132,23 @@ class OxygenNode(LifecycleNode):
             stop: set by a signal; a configure that is loading weights then gives up.
         """
         super().__init__('oxygen')
-        for parameter in PARAMETERS:
-            self.declare_parameter(parameter.name, parameter.default, parameter.descriptor())
         self._stop = stop
         self._parts: Parts | None = None
         self._active = self._finalized = self._gave_up = False
         self._last_failure = ''
         self._callback_errors = 0
+        # Before anything that may raise: rclpy destroys a half-made node, too.
+        self._qos = QosWatch(self)
+        self._interlock = Interlock(self, self._qos, self._forget_plan)
+        for parameter in PARAMETERS:
+            self.declare_parameter(parameter.name, parameter.default, parameter.descriptor())
         self.add_on_set_parameters_callback(self._on_parameters)
 
         # Diagnostics must go on when /clock does not.
         self._steady = steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._stats = self.create_publisher(EngineStats, '~/stats', RELIABLE)
-        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', RELIABLE)
+        publisher = functools.partial(self._qos.create_publisher, self.create_publisher)
+        self._stats = publisher(EngineStats, '~/stats', RELIABLE)
+        self._diagnostics = publisher(DiagnosticArray, '/diagnostics', RELIABLE)
         self.create_timer(STATS_PERIOD_S, self._publish_stats, clock=steady)
         self.create_timer(DIAGNOSTICS_PERIOD_S, self._publish_diagnostics, clock=steady)
 
@@ -180,6 +176,7 @@ class OxygenNode(LifecycleNode):
             parts.actions,
             send=self._send_command,
             measured=self._measured,
+            halt=lambda: self._interlock.halt,
             clock_ns=parts.control_ns,
             rows_per_command=ROWS_PER_COMMAND[command.interface],
         )
@@ -220,12 +217,14 @@ class OxygenNode(LifecycleNode):
         use_sim_time = self._value('use_sim_time')
         control_ns = self._ros_ns if use_sim_time else time.monotonic_ns
         buffer = ObservationBuffer(
-            profile.cameras, profile.joints, conversions.decode_image, profile.memory.feed_back
+            profile.cameras,
+            profile.joints,
+            conversions.decode_image,
+            feed_back=profile.memory.feed_back,
+            instruction_max_age_s=profile.instruction.max_age_s,
         )
         buffer.set_instruction(self._value('instruction') or profile.instruction.default)
-        command = profile.command
-        topic = '~/would_be_command' if self._value('dry_run') else command.topic
-        message_type = COMMAND_TYPES[command.interface]
+        publisher = functools.partial(self._qos.create_publisher, self.create_publisher)
         actions = ActionBuffer.of_profile(profile)
         self._parts = parts = Parts(
             profile=profile,
@@ -239,12 +238,12 @@ class OxygenNode(LifecycleNode):
                 on_failure=self._on_engine_failure,
             ),
             monitor=monitor.Monitor(profile, self._thresholds()),
-            commands=self.create_lifecycle_publisher(message_type, topic, NEWEST),
-            chunks=self.create_publisher(ActionChunkMessage, '~/actions', RELIABLE),
+            commands=self._create_command_publisher(profile.command),
+            chunks=publisher(ActionChunkMessage, '~/actions', RELIABLE),
             news={
-                task.name: self.create_publisher(Note, task.topic, LATCHED)
+                task.name: publisher(Note, task.topic, LATCHED)
                 if task.kind == 'memory'
-                else self.create_publisher(Text, task.topic, RELIABLE)
+                else publisher(Text, task.topic, RELIABLE)
                 for task in profile.tasks
             },
             subscriptions=[],
@@ -257,16 +256,32 @@ class OxygenNode(LifecycleNode):
             parts.recall = self.create_service(Recall, '~/recall', self._on_recall)
         if rate_hz := float(self._value('annotated_rate_hz')):
             parts.annotation = Annotation(profile)
-            parts.annotated = self.create_publisher(Image, '~/annotated', NEWEST)
+            parts.annotated = publisher(Image, '~/annotated', newest(0.0))
             parts.draw_timer = self.create_timer(
                 1.0 / rate_hz, self._publish_annotated, clock=self._steady
             )
-        where = 'nowhere but ~/would_be_command' if self._value('dry_run') else command.topic
+        garbage.settle()
+        self._interlock.expect_heartbeat(profile.command.estop_heartbeat_s)
+        dry_run, topic = self._value('dry_run'), profile.command.topic
+        where = 'nowhere but ~/would_be_command' if dry_run else topic
         self.get_logger().info(f'configured for {profile.name}: commands go to {where}')
 
     def _thresholds(self) -> monitor.Thresholds:
         names = [threshold.name for threshold in fields(monitor.Thresholds)]
         return monitor.Thresholds(**{name: self._value(f'warn_{name}') for name in names})
+
+    def _create_command_publisher(self, command: CommandProfile) -> Any:
+        def is_due() -> bool:
+            publisher = self._parts.publisher if self._parts is not None else None
+            return self._active and publisher is not None and publisher.source != 'silence'
+
+        return self._qos.create_publisher(
+            self.create_lifecycle_publisher,
+            COMMAND_TYPES[command.interface],
+            '~/would_be_command' if self._value('dry_run') else command.topic,
+            newest(self._value('command_deadline_periods') / command.rate_hz),
+            is_due,
+        )
 
     def _open_memory(self) -> MemoryStore | None:
         path = self._value('memory_path')
@@ -332,38 +347,20 @@ class OxygenNode(LifecycleNode):
         self.get_logger().info(f'model loaded and warmed up in {took_s:.1f} s')
 
     def _subscribe(self, parts: Parts) -> None:
-        profile = parts.profile
+        profile, joints = parts.profile, parts.profile.joints
+        subscribe = functools.partial(self._qos.create_subscription, self.create_subscription)
         for camera in profile.cameras:
             message_type = CompressedImage if camera.transport == 'compressed' else Image
+            on_image = functools.partial(self._on_image, camera)
             parts.subscriptions.append(
-                self.create_subscription(
-                    message_type,
-                    camera.topic,
-                    functools.partial(self._on_image, camera),
-                    qos_profile_sensor_data,
-                )
+                subscribe(message_type, camera.topic, on_image, sensor(camera.deadline_s))
             )
         parts.subscriptions.append(
-            self.create_subscription(
-                JointState, profile.joints.topic, self._on_joints, qos_profile_sensor_data
-            )
+            subscribe(JointState, joints.topic, self._on_joints, sensor(joints.deadline_s))
         )
-        # Neither kind hears the other's publishers: latched ones sent before we started need
-        # transient local, `ros2 topic pub` needs volatile. What arrives twice is no change.
-        # A volatile publisher is no misfit of the latched subscription, so it gets no warning.
-        for qos, events in (
-            (LATCHED, SubscriptionEventCallbacks(incompatible_qos=_ignore)),
-            (RELIABLE, None),
-        ):
-            parts.subscriptions.append(
-                self.create_subscription(
-                    String,
-                    profile.instruction.topic,
-                    self._on_instruction,
-                    qos,
-                    event_callbacks=events,
-                )
-            )
+        parts.subscriptions += self._qos.create_latched_too(
+            self.create_subscription, String, profile.instruction.topic, self._on_instruction
+        )
         jump = JumpThreshold(
             min_forward=Duration(seconds=FORWARD_JUMP_S),
             min_backward=Duration(nanoseconds=-1),
@@ -398,6 +395,7 @@ class OxygenNode(LifecycleNode):
         parts = self._parts
         if parts is None:
             return
+        self._interlock.expect_heartbeat(0.0)
         if parts.jump_handle is not None:
             parts.jump_handle.unregister()
         for subscription in parts.subscriptions:
@@ -414,6 +412,7 @@ class OxygenNode(LifecycleNode):
         if parts.memory is not None:
             parts.memory.close()
         self._parts = None
+        garbage.release()
 
     # --- executor thread: callbacks only store ------------------------------------------------
 
@@ -464,7 +463,7 @@ class OxygenNode(LifecycleNode):
             )
             text = ''
         if parts.buffer.set_instruction(text):
-            parts.actions.clear('instruction', parts.loop.next_frame)
+            self._forget_plan('instruction')
             self.get_logger().info(f'instruction: {text.strip()!r}')
 
     def _on_recall(self, request: Recall.Request, response: Recall.Response) -> Recall.Response:
@@ -498,8 +497,13 @@ class OxygenNode(LifecycleNode):
         if parts is None:
             return
         parts.buffer.clear()
-        parts.actions.clear('clock_jump', parts.loop.next_frame)
+        self._forget_plan('clock_jump')
         self.get_logger().info(f'the clock jumped by {jump.delta.nanoseconds / 1e9:.3f} s')
+
+    def _forget_plan(self, reason: str) -> None:
+        """Play no chunk of a frame that was begun before now."""
+        if (parts := self._parts) is not None:
+            parts.actions.clear(reason, parts.loop.next_frame)
 
     def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         """Refuse what needs a configure; apply a new instruction at once."""
@@ -533,9 +537,16 @@ class OxygenNode(LifecycleNode):
         parts = self._parts
         if parts is None:
             return NotReady(('the node is being cleaned up',))
+        topic, limit_s = parts.profile.instruction.topic, parts.profile.instruction.max_age_s
+        if parts.buffer.expire_instruction(parts.control_ns()):
+            parts.actions.clear('instruction_stale', frame)
+            self.get_logger().warning(
+                f'{topic}: nothing for {limit_s:g} s; no instruction any more'
+            )
         observation = parts.buffer.snapshot(frame, parts.control_ns())
         if isinstance(observation, Observation) and not observation.instruction:
-            return NotReady((f'no instruction on {parts.profile.instruction.topic} yet',))
+            when = f'for {limit_s:g} s' if limit_s else 'yet'
+            return NotReady((f'no instruction on {topic} {when}',))
         if parts.annotation is not None and isinstance(observation, Observation):
             parts.annotation.see(observation)
         return observation
@@ -612,6 +623,7 @@ class OxygenNode(LifecycleNode):
             active=self._active,
             observation_age_ms=parts.observation_age_ms,
         )
+        parts.numbers |= self._interlock.numbers() | self._qos.numbers()
         self._stats.publish(
             conversions.stats_message(self._ros_ns(), parts.numbers, self._drops(parts))
         )
@@ -647,10 +659,17 @@ class OxygenNode(LifecycleNode):
     @guarded
     def _publish_diagnostics(self) -> None:
         parts, ros_ns = self._parts, self._ros_ns()
-        statuses = [monitor.clock_status(self._value('use_sim_time'), ros_ns)]
+        numbers = self._interlock.numbers()
+        statuses = [
+            monitor.clock_status(self._value('use_sim_time'), ros_ns),
+            monitor.interlock_status(
+                self._interlock.reasons(), numbers['estops'], numbers['holds']
+            ),
+        ]
         if parts is None:
             statuses.append(monitor.Status('engine', monitor.OK, 'not configured'))
         else:
+            garbage.sweep()
             statuses += self._statuses(parts)
             for notice in parts.buffer.notices()[:MAX_NOTICES_PER_LOOK]:
                 self.get_logger().warning(notice)
@@ -680,6 +699,7 @@ class OxygenNode(LifecycleNode):
                 broken=parts.loop.broken,
                 drops=self._drops(parts),
             ),
+            parts.monitor.middleware_status(self._qos.misfits(), self._qos.missed()),
             *map(parts.monitor.source_status, parts.buffer.status(now_ns)),
         ]
 
@@ -700,6 +720,11 @@ class OxygenNode(LifecycleNode):
             self.trigger_shutdown()
         executor.shutdown()
         return 1 if self._gave_up else 0
+
+    def destroy_node(self) -> None:
+        """End the interlock's thread, too, while there is a context to end it in."""
+        self._interlock.close()
+        super().destroy_node()
 
     def _start(self) -> bool:
         success = TransitionCallbackReturn.SUCCESS
@@ -723,7 +748,7 @@ def main(args: list[str] | None = None) -> int:
     """Run the node until SIGINT or SIGTERM; both end in the robot's safe behaviour and code 0."""
     stop = threading.Event()
     # rclpy's own handlers would shut the context down first, and the last hold could not leave.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING_SIGNALS:
         signal.signal(number, lambda *_: stop.set())
     # A busy Python thread may hold the others up for this long; 5 ms is CPython's default.
     sys.setswitchinterval(0.0005)
@@ -737,6 +762,9 @@ def main(args: list[str] | None = None) -> int:
     code = node.run()
     node.destroy_node()
     rclpy.try_shutdown()
+    # The ending interpreter gives our handlers up, and a second Ctrl-C would spoil the exit code.
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     if any(thread.name == 'frame' for thread in threading.enumerate()):
         # The model is still computing in native code; the interpreter may not end around it.
         sys.stdout.flush()

@@ -247,7 +247,9 @@ class ObservationBuffer:
         cameras: tuple[CameraProfile, ...],
         joints: JointsProfile,
         decode: Callable[[Any, CameraProfile], np.ndarray],
+        *,
         feed_back: int = 0,
+        instruction_max_age_s: float = 0.0,
     ) -> None:
         """Begin with nothing; `feed_back` is how many notes an observation may hold."""
         self._decode = decode
@@ -265,6 +267,8 @@ class ObservationBuffer:
         self._joints = {name: _Joint() for name in joints.names}
         self._instruction = ''
         self._notes: deque[str] = deque(maxlen=feed_back)
+        self._instruction_ns: int | None = None  # control clock; None = not looked at since it came
+        self._instruction_max_age_ns = _ns(instruction_max_age_s)
         self._drops: Counter[str] = Counter()
         self._notices: deque[str] = deque(maxlen=MAX_NOTICES)
         # Raised by clear(), so that a snapshot under way cannot bring old images back.
@@ -319,8 +323,25 @@ class ObservationBuffer:
         text = text.strip()
         with self._lock:
             changed = text != self._instruction
-            self._instruction = text
+            self._instruction, self._instruction_ns = text, None
         return changed
+
+    def expire_instruction(self, now_ns: int) -> bool:
+        """Forget the instruction if it is too old; True if that happened now.
+
+        Its age begins with the first look after it was set, repeated, or the clock jumped. Whoever
+        planned for it has to throw the plan away.
+        """
+        with self._lock:
+            if not self._instruction or not self._instruction_max_age_ns:
+                return False
+            if self._instruction_ns is None:
+                self._instruction_ns = now_ns
+            if now_ns - self._instruction_ns <= self._instruction_max_age_ns:
+                return False
+            self._instruction = ''
+            self._drops['instruction_stale'] += 1
+            return True
 
     def count_drop(self, reason: str, source: str = '', detail: str = '') -> None:
         """Count a message that was refused before it came here.
@@ -345,6 +366,7 @@ class ObservationBuffer:
                 camera.forget()
             self._joints = {name: _Joint() for name in self._joints}
             self._joints_source.arrivals_ns.clear()
+            self._instruction_ns = None
             self._skew_s = None
 
     def put_note(self, text: str) -> None:

@@ -83,6 +83,14 @@ PARAMETERS = (
         'per task).',
     ),
     NodeParameter('frame_rate_hz', 0.0, 'Frames per second; 0 takes the profile.', 0, 1000),
+    NodeParameter(
+        'command_deadline_periods',
+        2.0,
+        'Deadline QoS that the command topic offers, in command periods; 0 offers none. DDS counts '
+        'from one message to the next, so that 1 counts every jitter as a miss.',
+        0,
+        1000,
+    ),
     NodeParameter('command_rate_hz', 0.0, 'Commands per second; 0 takes the profile.', 0, 1000),
     NodeParameter(
         'instruction',

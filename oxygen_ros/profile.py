@@ -59,6 +59,7 @@ class CameraProfile:
     required: bool = True  # no frame without it; an optional camera that is absent is left out
     max_age_s: float = _positive()
     expected_hz: float = _at_least(0, default=0.0)  # for diagnostics; 0 = unknown
+    deadline_s: float = _at_least(0, default=0.0)  # Deadline QoS that is asked for; 0 = none
     openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
 
 
@@ -70,6 +71,7 @@ class JointsProfile:
     names: tuple[str, ...]
     max_age_s: float = _positive()
     assume_order: bool = False  # accept messages without names when their length fits exactly
+    deadline_s: float = _at_least(0, default=0.0)  # Deadline QoS that is asked for; 0 = none
     openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
 
 
@@ -77,6 +79,8 @@ class JointsProfile:
 class InstructionProfile:
     topic: str
     default: str = ''  # the instruction until one arrives; '' = none
+    # An instruction that was not repeated for so long counts as none; 0 = it holds for ever.
+    max_age_s: float = _at_least(0, default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,8 @@ class CommandProfile:
     interpolation: Literal['linear', 'previous'] = 'linear'
     fallback: Literal['hold', 'stop', 'home'] = 'hold'
     home: tuple[float, ...] | None = field(default=None, metadata={'per_joint': True})
+    # Whoever may stop the robot has to say on ~/estop at least so often that it need not; 0 = no.
+    estop_heartbeat_s: float = _at_least(0, default=0.0)
     # Position limits. A velocity command may not drive the measured position further outside them.
     lower: tuple[float, ...] = _per_joint(block='limits', unbounded=True)
     upper: tuple[float, ...] = _per_joint(block='limits', unbounded=True)
@@ -505,6 +511,8 @@ def _gripper_problems(profile: RobotProfile) -> Iterator[str]:
 def _fallback_problems(command: CommandProfile) -> Iterator[str]:
     if command.fallback == 'stop' and 'velocity' in command.quantity:
         yield 'command.fallback: stop would leave the last velocity in force; use hold'
+    if command.fallback == 'stop' and command.interface == 'joint_trajectory':
+        yield 'command.fallback: stop would leave the last trajectory in force; use hold'
     if command.fallback == 'home':
         if command.home is None:
             yield 'command.home: is missing, and command.fallback is home'

@@ -24,6 +24,9 @@ from oxygen_ros.actions import INTERVENTIONS, ActionBuffer, CommandGate, Gated
 if TYPE_CHECKING:
     from oxygen_ros.profile import CommandProfile
 
+HALTS = ESTOP, HOLD = 'estop', 'hold'
+"""Why an operator may want no motion."""
+
 # Commands over which lateness is told: 10 s at 200 Hz.
 _RING = 2048
 
@@ -43,7 +46,7 @@ class PublisherStats:
     misses: int  # deadlines that passed while an earlier command was late; never made up for
     silent_ticks: int  # deadlines kept, but with nothing that was allowed to leave
     errors: int  # exceptions of `send` or `measured`; see CommandPublisher.error
-    interventions: dict[str, int]  # ticks in which the gate interfered, by reason
+    interventions: dict[str, int]  # ticks in which the gate or an operator interfered, by reason
     last_intervention: str  # e.g. 'limit_step: elbow, wrist'; '' = none so far
     command_hz: float  # over the last second, or five periods; 0.0 when stalled
     command_age_s: float  # since the last command left; inf before the first
@@ -51,6 +54,7 @@ class PublisherStats:
     lateness_p99_ms: float
     lateness_max_ms: float
     source: str  # of the last tick: chunk, hold, home, or silence
+    halt: str  # of the last tick: estop or hold if an operator wanted no motion, else ''
     scheduling: str  # of the thread: SCHED_FIFO, or why not
 
 
@@ -60,6 +64,9 @@ class CommandPublisher:
     `hold` stays where the arm was measured when the hold began: that value is kept, or a sagging
     arm would be followed down. A velocity is held at 0. `home` returns at limited speed, `stop`
     sends nothing. Without a measurement nothing leaves, except velocities of 0.
+
+    While an operator wants no motion it holds, whatever chunks there are and wherever home is; an
+    emergency stop of a robot whose fallback is `stop` is silence.
     """
 
     def __init__(
@@ -69,6 +76,7 @@ class CommandPublisher:
         *,
         send: Callable[[np.ndarray], None],
         measured: Callable[[], np.ndarray | None],
+        halt: Callable[[], str] = lambda: '',
         clock_ns: Callable[[], int] = time.monotonic_ns,
         rows_per_command: int = 1,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
@@ -81,6 +89,7 @@ class CommandPublisher:
                 now. Called by the publisher's thread alone.
             measured: float64 (num_joints,) fresh positions in command order, NaN where a command
                 has no joint; None without a fresh measurement. Must not block.
+            halt: why an operator wants no motion now, out of HALTS, or ''. Must not block.
             clock_ns: the control clock.
             rows_per_command: 1, or for a trajectory as many as it may be long.
         """
@@ -88,6 +97,7 @@ class CommandPublisher:
         self._actions = actions
         self._send = send
         self._measured = measured
+        self._halt = halt
         self._clock_ns = clock_ns
         self._rows_per_command = rows_per_command
         self._monotonic_ns = monotonic_ns
@@ -107,12 +117,13 @@ class CommandPublisher:
         self._last: np.ndarray | None = None  # sent in the tick before; None = that was silent
         self._hold: np.ndarray | None = None  # latched target while holding
         self._source = 'silence'
+        self._halted = ''
         self._scheduling = 'not started'
         self._error: Exception | None = None
         self._commands = self._fallback_commands = self._misses = 0
         self._silent_ticks = self._errors = 0
         # All keys from the start, so that a reader's copy never meets a growing dict.
-        self._interventions = dict.fromkeys(INTERVENTIONS, 0)
+        self._interventions = dict.fromkeys((*INTERVENTIONS, *HALTS), 0)
         self._last_intervention = ''
         self._sent_ns = np.zeros(_RING, np.int64)
         self._lateness_ns = np.zeros(_RING, np.int64)
@@ -175,6 +186,7 @@ class CommandPublisher:
             lateness_p99_ms=float(p99),
             lateness_max_ms=float(lateness_ms.max()),
             source=self._source,
+            halt=self._halted,
             scheduling=self._scheduling,
         )
 
@@ -247,6 +259,9 @@ class CommandPublisher:
 
     def _choose_rows(self, measured: np.ndarray | None) -> np.ndarray:
         """Safe rows for now (n, num_joints): of the chunk, else of the fallback, else none."""
+        self._halted = self._halt()
+        if self._halted:
+            return self._halted_rows(measured)
         rows = self._actions.rows(
             self._clock_ns(), period_ns=self._period_ns, count=self._rows_per_command
         )
@@ -277,6 +292,13 @@ class CommandPublisher:
             return self._gated_target(self._home, measured, 'home')
         self._source = 'silence'
         return self._no_rows
+
+    def _halted_rows(self, measured: np.ndarray | None) -> np.ndarray:
+        self._interventions[self._halted] += 1
+        if self._halted == ESTOP and self._command.fallback == 'stop':
+            self._source = 'silence'
+            return self._no_rows
+        return self._hold_rows(measured)
 
     def _hold_rows(self, measured: np.ndarray | None) -> np.ndarray:
         # Latched only while it is being sent: after silence the arm may have been moved away.

@@ -69,6 +69,10 @@ class Graph:
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self.node)
 
+    def add(self, node: Any) -> None:
+        """Turn another node, too."""
+        self._executor.add_node(node)
+
     def spin_until(self, is_true: Callable[[], Any], what: str, timeout_s: float = 30.0) -> None:
         """Turn the node until the condition holds; fail, naming what was waited for."""
         limit = time.monotonic() + timeout_s

@@ -16,20 +16,26 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 JOINTS = tuple(f'joint_{i}' for i in range(1, 7))
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 class NodeProcess:
     """The node under test, started as `ros2 run` starts it; its log in a file."""
 
-    def __init__(self, folder: Path, parameters: dict[str, Any], remaps: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        folder: Path,
+        parameters: dict[str, Any],
+        remaps: tuple[str, ...] = (),
+        module: str = 'oxygen_ros.node',
+    ):
         self.log_path = folder / f'oxygen_{len(list(folder.glob("oxygen_*")))}.log'
         arguments = [f'-p{name}:={value}' for name, value in parameters.items()]
         flat = [part for argument in arguments for part in (argument[:2], argument[2:])]
         flat += [part for remap in remaps for part in ('-r', remap)]
         with self.log_path.open('wb') as log:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'oxygen_ros.node', '--ros-args', *flat],
+                [sys.executable, '-m', module, '--ros-args', *flat],
                 cwd=ROOT,
                 env={**os.environ, 'PYTHONUNBUFFERED': '1'},
                 stdout=log,
@@ -109,9 +115,9 @@ class Robot:
         self.heard[key] = []
         self.node.create_subscription(kind, topic, self.heard[key].append, qos)
 
-    def start(self, **parameters: Any) -> NodeProcess:
+    def start(self, module: str = 'oxygen_ros.node', **parameters: Any) -> NodeProcess:
         remaps = (f'__ns:={self.namespace}',) if self.namespace else ()
-        process = NodeProcess(self.folder, {'profile': 'dummy', **parameters}, remaps)
+        process = NodeProcess(self.folder, {'profile': 'dummy', **parameters}, remaps, module)
         self.processes.append(process)
         return process
 
@@ -218,3 +224,52 @@ class Robot:
 
 def nanoseconds(stamp: Any) -> int:
     return stamp.sec * 10**9 + stamp.nanosec
+
+
+def hold_of(robot: Robot) -> list[float]:
+    """The command that holds the robot where it is."""
+    return [robot.positions[name] for name in JOINTS]
+
+
+def write_profile(robot: Robot, *changes: tuple[str, str]) -> str:
+    """The dummy profile with pieces of its text replaced; returns the path."""
+    text = (ROOT / 'config' / 'dummy.yaml').read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    path = robot.folder / 'profile.yaml'
+    path.write_text(text)
+    return str(path)
+
+
+class Lifecycle:
+    """An operator with the lifecycle services in hand."""
+
+    def __init__(self, robot):
+        from lifecycle_msgs.srv import ChangeState, GetState
+
+        self._robot = robot
+        self._change = self._client(ChangeState, 'change_state')
+        self._get = self._client(GetState, 'get_state')
+
+    def _client(self, kind, name):
+        client = self._robot.node.create_client(kind, self._robot.name(f'oxygen/{name}'))
+        self._robot.run_until(client.service_is_ready, name)
+        return client
+
+    def change(self, transition: int) -> bool:
+        from lifecycle_msgs.srv import ChangeState
+
+        call = ChangeState.Request()
+        call.transition.id = transition
+        return self._call(self._change, call).success
+
+    def state(self) -> int:
+        from lifecycle_msgs.srv import GetState
+
+        return self._call(self._get, GetState.Request()).current_state.id
+
+    def _call(self, client, call):
+        future = client.call_async(call)
+        self._robot.run_until(future.done, client.srv_name)
+        return future.result()

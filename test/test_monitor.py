@@ -17,6 +17,7 @@ from oxygen_ros.monitor import (
     RateWindow,
     Thresholds,
     clock_status,
+    interlock_status,
     progress_sentences,
 )
 from oxygen_ros.observation import SourceStatus
@@ -39,6 +40,7 @@ COMMANDS = PublisherStats(
     lateness_p99_ms=0.2,
     lateness_max_ms=0.3,
     source='chunk',
+    halt='',
     scheduling='SCHED_OTHER',
 )
 CAMERA = SourceStatus('base_0_rgb', 'camera/base/image_raw', 60, 0, 0, 0.01, 30.0, '')
@@ -98,6 +100,8 @@ def test_the_numbers_hold_both_rates_of_actions_and_stop_when_inactive(monitor):
     [
         ({}, OK, 'fresh actions'),
         ({'source': 'hold'}, WARN, 'no fresh action: hold'),
+        ({'source': 'hold', 'halt': 'estop'}, WARN, 'estop: hold'),
+        ({'source': 'silence', 'halt': 'estop'}, WARN, 'estop: silence'),
         ({'source': 'silence'}, WARN, 'nothing that is allowed to leave'),
         ({'misses': 3}, WARN, '3 deadlines missed'),
         ({'errors': 1}, ERROR, 'could not be published'),
@@ -187,6 +191,31 @@ def test_a_source_is_described(monitor, changes, level, text):
     status = monitor.source_status(replace(CAMERA, **changes))
     assert status.level == level
     assert text in status.message
+
+
+@pytest.mark.parametrize(
+    'reasons, level, message',
+    [
+        ({}, OK, 'released'),
+        ({'hold': 'called'}, WARN, 'hold: called'),
+        ({'hold': 'called', 'estop': 'true on /e'}, ERROR, 'hold: called; estop: true on /e'),
+    ],
+)
+def test_what_an_operator_engaged_is_told_with_its_reason(reasons, level, message):
+    status = interlock_status(reasons, estops=2, holds=1)
+    assert (status.level, status.message) == (level, message)
+    assert status.values == {'Emergency stops': 2, 'Holds': 1}
+
+
+def test_endpoints_that_do_not_fit_and_missed_deadlines_are_told(monitor):
+    assert monitor.middleware_status([], {}).level == OK
+    status = monitor.middleware_status([], {'/commands': 3})
+    assert (status.level, status.message) == (WARN, 'deadlines missed: 3 on /commands')
+    status = monitor.middleware_status([], {'/commands': 3})
+    assert status.level == OK, 'old misses are no news'
+    assert status.values == {'Deadlines missed on /commands': 3}
+    status = monitor.middleware_status(['/text: /ui asks for more'], {'/commands': 4})
+    assert (status.level, status.message) == (WARN, '/text: /ui asks for more')
 
 
 def test_a_simulated_clock_that_does_not_run_is_named():

@@ -167,12 +167,14 @@ def test_every_part_that_the_node_reports_on_falls_into_one_analyzer(node: str) 
     sources = [camera.slot for camera in dummy().cameras] + ['joints']
     statuses = [
         monitor.clock_status(False, 0),
+        monitor.interlock_status({}, 0, 0),
+        watched.middleware_status([], {}),
         watched.command_status(False, None, 0.0),
         watched.engine_status(False, None, not_ready=(), last_error='', broken=False, drops={}),
         watched.gripper_status({}),
         *(watched.source_status(SourceStatus(s, 't', 0, 0, 0, None, 0.0, '')) for s in sources),
     ]
-    assert len(statuses) == 7
+    assert len(statuses) == 9
     for status in statuses:
         name = f'{node}: {status.name}'
         found = [a['path'] for a in analyzers if any(part in name for part in a['contains'])]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from robot import JOINTS, Robot, nanoseconds
+from robot import JOINTS, Lifecycle, Robot, hold_of, nanoseconds, write_profile
 
 pytest.importorskip('rclpy')
 
@@ -20,10 +20,6 @@ def robot(graph, tmp_path):
 
 
 STEP = 1.0 / 50  # max_velocity / rate_hz of the dummy profile
-
-
-def hold_of(robot) -> list[float]:
-    return [robot.positions[name] for name in JOINTS]
 
 
 def last_is_a_hold(robot) -> bool:
@@ -120,39 +116,6 @@ def test_the_lifecycle_walks_and_no_command_leaves_while_inactive(robot):
     assert lifecycle.change(Transition.TRANSITION_CONFIGURE)
     lifecycle.change(Transition.TRANSITION_INACTIVE_SHUTDOWN)
     assert process.wait() == 0
-
-
-class Lifecycle:
-    """An operator with the lifecycle services in hand."""
-
-    def __init__(self, robot):
-        from lifecycle_msgs.srv import ChangeState, GetState
-
-        self._robot = robot
-        self._change = self._client(ChangeState, 'change_state')
-        self._get = self._client(GetState, 'get_state')
-
-    def _client(self, kind, name):
-        client = self._robot.node.create_client(kind, self._robot.name(f'oxygen/{name}'))
-        self._robot.run_until(client.service_is_ready, name)
-        return client
-
-    def change(self, transition: int) -> bool:
-        from lifecycle_msgs.srv import ChangeState
-
-        call = ChangeState.Request()
-        call.transition.id = transition
-        return self._call(self._change, call).success
-
-    def state(self) -> int:
-        from lifecycle_msgs.srv import GetState
-
-        return self._call(self._get, GetState.Request()).current_state.id
-
-    def _call(self, client, call):
-        future = client.call_async(call)
-        self._robot.run_until(future.done, client.srv_name)
-        return future.result()
 
 
 # --- bad input on the running node ----------------------------------------------------------------
@@ -284,18 +247,6 @@ def test_the_annotated_picture_comes_while_somebody_looks(robot):
 
 
 # --- parameters, profiles, checkpoints ------------------------------------------------------------
-
-
-def write_profile(robot, *changes: tuple[str, str]) -> str:
-    from robot import ROOT
-
-    text = (ROOT / 'config' / 'dummy.yaml').read_text()
-    for before, after in changes:
-        assert before in text
-        text = text.replace(before, after)
-    path = robot.folder / 'profile.yaml'
-    path.write_text(text)
-    return str(path)
 
 
 def test_a_profile_or_checkpoint_that_cannot_be_used_ends_the_start_with_a_clear_error(robot):

@@ -40,7 +40,9 @@ class Robot:
     ) -> None:
         self.now_ns = 100 * S
         self.decoded: list[Any] = []  # messages, in the order they were decoded
-        self.buffer = ObservationBuffer(cameras or (BASE,), joints, self.decode, feed_back)
+        self.buffer = ObservationBuffer(
+            cameras or (BASE,), joints, self.decode, feed_back=feed_back
+        )
 
     def decode(self, message: Any, camera: CameraProfile) -> np.ndarray:
         self.decoded.append(message)
@@ -620,6 +622,51 @@ def test_the_same_instruction_again_is_no_change() -> None:
     assert not robot.buffer.set_instruction('pick the cup')
     assert robot.buffer.set_instruction('')
     assert not robot.buffer.set_instruction('  ')
+
+
+class Instructed:
+    """A buffer whose instruction may be 10 s old."""
+
+    def __init__(self) -> None:
+        self.buffer = ObservationBuffer(
+            (BASE,), JOINTS, lambda message, camera: message, instruction_max_age_s=10.0
+        )
+        self.buffer.set_instruction('pick')
+        self.buffer.expire_instruction(100 * S)  # the first look, its age begins
+
+    def expires_at(self, second: float) -> bool:
+        return self.buffer.expire_instruction(round(second * S))
+
+
+def test_an_instruction_that_is_too_old_is_none_which_is_told_once() -> None:
+    instructed = Instructed()
+    assert not instructed.expires_at(110.0)
+    assert [instructed.expires_at(second) for second in (110.1, 111.0)] == [True, False]
+    assert instructed.buffer.drops() == {'instruction_stale': 1}
+    assert instructed.buffer.set_instruction('pick'), 'the same one again is a new one now'
+    assert not instructed.expires_at(200.0)
+
+
+def test_the_same_instruction_again_keeps_it_young() -> None:
+    instructed = Instructed()
+    assert not instructed.buffer.set_instruction('pick')
+    assert not instructed.expires_at(115.0)
+    assert not instructed.expires_at(125.0)
+    assert instructed.expires_at(125.1)
+
+
+def test_a_clock_that_jumps_does_not_age_the_instruction() -> None:
+    instructed = Instructed()
+    instructed.buffer.clear()
+    assert not instructed.expires_at(5000.0)
+    assert instructed.expires_at(5010.1)
+
+
+def test_without_a_limit_an_instruction_stays_for_ever() -> None:
+    robot = Robot()
+    robot.buffer.set_instruction('pick')
+    assert not robot.buffer.expire_instruction(0)
+    assert not robot.buffer.expire_instruction(10**9 * S)
 
 
 def test_clear_forgets_images_and_joints_but_not_the_instruction() -> None:

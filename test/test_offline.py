@@ -219,6 +219,20 @@ def test_a_chunk_takes_over_when_its_latency_has_passed(
     assert 150_000_000 <= waited_ns < 150_000_000 + command_period_ns
 
 
+def test_an_instruction_grows_old_on_the_time_of_the_recording(
+    engine: OfflineEngine, profile: Path, bags: Path, tmp_path: Path
+) -> None:
+    raw = yaml.safe_load(profile.read_text())
+    raw['instruction']['max_age_s'] = 0.55
+    path = tmp_path / 'forgetful.yaml'
+    path.write_text(yaml.safe_dump(raw))
+    bag = bags / 'derived_camera_joint'
+    remembered, forgotten = (replayed(engine, one, bag).frames for one in (profile, path))
+    missing = {done.tick_ns for done in remembered} - {done.tick_ns for done in forgotten}
+    assert missing
+    assert min(missing) > forgotten[0].tick_ns + 550_000_000
+
+
 def test_every_text_ends_whatever_the_machine_and_describes_its_own_frame(
     engine: OfflineEngine, profile: Path, robot_bag: Path
 ) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from oxygen_ros.actions import ActionBuffer, ActionChunk
 from oxygen_ros.profile import CommandProfile
-from oxygen_ros.publisher import CommandPublisher
+from oxygen_ros.publisher import ESTOP, HALTS, HOLD, CommandPublisher
 
 MS = 1_000_000
 PERIOD = 20 * MS
-NAN = float('nan')
+NAN, INF = float('nan'), float('inf')
 
 
 def command_of(**changes: object) -> CommandProfile:
@@ -46,6 +46,7 @@ class Bench:
         self.start_ns = self.now_ns
         self.control_offset_ns = 0
         self.measured: np.ndarray | None = None if measured is None else np.array(measured)
+        self.halt = ''
         self.sent: list[np.ndarray] = []
         self.sending = sending
         profile = command_of(**command)
@@ -55,6 +56,7 @@ class Bench:
             self.actions,
             send=self._send,
             measured=lambda: self.measured,
+            halt=lambda: self.halt,
             clock_ns=lambda: self.now_ns + self.control_offset_ns,
             monotonic_ns=lambda: self.now_ns,
             rows_per_command=rows_per_command,
@@ -265,6 +267,58 @@ def test_velocities_are_stopped_even_when_the_gripper_is_no_longer_measured() ->
     bench.measured = None
     bench.tick(2)
     np.testing.assert_array_equal(bench.first_rows, [[1, 0.05], [0, 0.05], [0, 0.05]])
+
+
+# Stop and hold by an operator
+
+
+@pytest.mark.parametrize('halt', HALTS)
+@pytest.mark.parametrize('fallback', ['hold', 'home'])
+def test_a_halt_holds_at_the_next_tick_and_does_not_even_go_home(halt: str, fallback: str) -> None:
+    bench = Bench(fallback=fallback, home=(1.0, 1.0))
+    bench.put(ramp(0, 0.9))
+    bench.tick(3)
+    bench.halt = halt
+    bench.measured = np.array([0.2, 0.15])
+    bench.tick(4)
+    np.testing.assert_allclose(bench.first_rows[3:], [[0.2, 0.15]] * 4)
+    stats = bench.publisher.stats()
+    assert (stats.source, stats.halt, stats.fallback_commands) == ('hold', halt, 4)
+    assert stats.interventions[halt] == 4
+
+
+def test_after_a_halt_the_rows_for_now_are_sent_from_where_the_arm_is() -> None:
+    bench = Bench(measured=(0.1, 0.1))
+    bench.put(ramp(0, 0.9))
+    bench.halt = ESTOP
+    bench.tick(3)
+    bench.halt = ''
+    bench.tick(2)
+    np.testing.assert_allclose(bench.first_rows[:, 0], [0.1, 0.1, 0.1, 0.2, 0.3])
+    assert bench.publisher.stats().halt == ''
+
+
+def test_where_stop_is_declared_an_emergency_stop_is_silence_and_a_hold_holds() -> None:
+    bench = Bench(fallback='stop', measured=(0.2, 0.2))
+    bench.put(ramp(0, 0.9))
+    bench.halt = ESTOP
+    bench.tick(2)
+    assert bench.sent == []
+    assert bench.publisher.stats().source == 'silence'
+    bench.halt = HOLD
+    bench.tick(2)
+    np.testing.assert_array_equal(bench.first_rows, [[0.2, 0.2]] * 2)
+
+
+def test_a_halt_stops_velocities_even_without_measurement() -> None:
+    bench = Bench(
+        measured=None, quantity=('velocity', 'velocity'), lower=(-INF, -INF), upper=(INF, INF)
+    )
+    bench.put(np.ones((5, 2)))
+    bench.tick()
+    bench.halt = ESTOP
+    bench.tick(2)
+    np.testing.assert_array_equal(bench.first_rows, [[1, 1], [0, 0], [0, 0]])
 
 
 # Limits

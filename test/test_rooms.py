@@ -26,9 +26,10 @@ TORCH_ROOMS = (
 )
 RCLPY = {'rclpy', 'launch', 'launch_ros'}
 ROBOTS = ('sim/robot.py', 'sim/tabletop.py', 'sim/aloha.py')
-RCLPY_ROOMS = ('node.py', 'publisher.py', *ROBOTS, 'evaluation/')
+RCLPY_ROOMS = ('node.py', 'interlock.py', 'qos.py', *ROBOTS, 'evaluation/')
 MESSAGE_ROOMS = (
     'node.py',
+    'interlock.py',
     'parameters.py',
     'conversions.py',
     *ROBOTS,

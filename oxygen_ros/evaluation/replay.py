@@ -97,7 +97,11 @@ class Replay:
         self._engine, self._listener = engine, listener
         self._latency_ns, self._realtime = latency_ns, realtime
         self._buffer = ObservationBuffer(
-            profile.cameras, profile.joints, decode_image, profile.memory.feed_back
+            profile.cameras,
+            profile.joints,
+            decode_image,
+            feed_back=profile.memory.feed_back,
+            instruction_max_age_s=profile.instruction.max_age_s,
         )
         self._memory_tasks = {task.name for task in profile.tasks if task.kind == 'memory'}
         self._buffer.set_instruction(instruction or profile.instruction.default)
@@ -217,8 +221,11 @@ class Replay:
     def _instruct(self, text: str) -> None:
         """As in the node: what was planned for the old instruction is thrown away."""
         if self._buffer.set_instruction(text):
-            self._actions.clear('instruction', self._next_frame)
-            self._arriving.clear()
+            self._forget_plan('instruction')
+
+    def _forget_plan(self, reason: str) -> None:
+        self._actions.clear(reason, self._next_frame)
+        self._arriving.clear()
 
     def _take_sample(self, arrival: Arrival) -> None:
         message, now_ns = arrival.message, arrival.log_ns
@@ -238,6 +245,8 @@ class Replay:
         self._tick_s = time.monotonic()
         self._engine.now_ns = self._now_ns
         self._engine.timed.reset()
+        if self._buffer.expire_instruction(self._now_ns):
+            self._forget_plan('instruction_stale')
         observation = self._buffer.snapshot(self._next_frame, self._now_ns)
         if isinstance(observation, Observation) and not observation.instruction:
             observation = NotReady(('no instruction yet',))
