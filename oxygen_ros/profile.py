@@ -13,6 +13,7 @@ saying which one was meant.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
 import types
@@ -28,6 +29,9 @@ Quantity = Literal['position', 'velocity']
 # A ROS 2 topic name: relative, private (`~/`) or absolute; no token starts with a digit.
 _TOPIC = re.compile(r'(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*', re.ASCII)
 _TASK_NAME = re.compile(r'[a-z][a-z0-9_]*')
+
+MAX_VALUES = 10_000
+"""No robot needs more values in its profile."""
 
 
 class ProfileError(ValueError):
@@ -194,7 +198,8 @@ def load_profile(name_or_path: str, search_dir: Path) -> RobotProfile:
     path = _find(name_or_path, search_dir)
     try:
         raw = yaml.load(path.read_text(encoding='utf-8'), _StrictLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        # ValueError: bytes that are no UTF-8, and dates and numbers that are none.
         raise ProfileError(f'{path}: not readable as YAML: {error}') from error
     profile: RobotProfile = _Reader(path, _num_commands(raw)).record(RobotProfile, raw, '')
     if not profile.command.names:
@@ -248,7 +253,18 @@ def _num_commands(raw: Any) -> int:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice, where PyYAML would silently take the last one."""
+    """Safe YAML that refuses a key given twice, where PyYAML would silently take the last one.
+
+    And aliases of aliases: a few lines of them stand for more values than fit in a message.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _num_values(node, {}) > MAX_VALUES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f'expected at most {MAX_VALUES} values, aliases included', None
+            )
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -260,6 +276,17 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node stands for where each alias is written out; inf if it holds itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            children = itertools.chain.from_iterable(children)
+        known[id(node)] = 1 + sum(_num_values(child, known) for child in children)
+    return known[id(node)]
 
 
 class _Reader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,40 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path: Path) -> None:
     path.write_text((CONFIG / 'dummy.yaml').read_text() + '\nname: other\n')
     with pytest.raises(ProfileError, match=r"(?s)'name' is given twice.*line \d+"):
         load_profile(str(path), CONFIG)
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        'name: &a [x, x, x, x, x, x, x, x, x, x]\n'
+        + ''.join(
+            f'{k}: &{k} [{", ".join(["*" + before] * 10)}]\n' for before, k in pairwise('abcdefghi')
+        ),
+        'name: &a [*a]\n',
+        'name: ' + '[' * 20_000,
+        'name: 2026-99-99\n',
+        'name: \x00\n',
+        'name: ' + '9' * 5000 + '\n',
+    ],
+    ids=['aliases of aliases', 'a list of itself', 'deep', 'no date', 'nul', 'a long number'],
+)
+def test_a_file_that_would_exhaust_or_confuse_the_reader_is_refused(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / 'robot.yaml'
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=r'robot\.yaml: not readable as YAML') as caught:
+        load_profile(str(path), CONFIG)
+    assert len(str(caught.value)) < 1000
+
+
+def test_an_alias_may_be_used(tmp_path: Path) -> None:
+    text = (CONFIG / 'dummy.yaml').read_text()
+    text = text.replace('max_age_s: 0.5 ', 'max_age_s: &age 0.5 ', 1)
+    path = tmp_path / 'robot.yaml'
+    path.write_text(text.replace('    max_age_s: 0.5\n', '    max_age_s: *age\n', 1))
+    assert '*age' in path.read_text()
+    assert load_profile(str(path), CONFIG).cameras[1].max_age_s == 0.5
 
 
 def test_no_file_can_run_code(tmp_path: Path) -> None:
