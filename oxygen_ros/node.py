@@ -50,6 +50,7 @@ from oxygen_ros.frame_loop import FrameLoop
 from oxygen_ros.memory_store import MAX_TIME_NS, MemoryStore, MemoryStoreError
 from oxygen_ros.msg import ActionChunk as ActionChunkMessage
 from oxygen_ros.msg import EngineStats, Note, Text
+from oxygen_ros.neighbours import CommandTopic, Neighbours
 from oxygen_ros.observation import NotReady, Observation, ObservationBuffer
 from oxygen_ros.parameters import PARAMETERS
 from oxygen_ros.profile import CameraProfile, RobotProfile, load_profile, share_folder
@@ -110,6 +111,7 @@ class Parts:
     actions: ActionBuffer
     loop: FrameLoop
     monitor: monitor.Monitor
+    neighbours: Neighbours
     commands: Any
     """Lifecycle publisher of the command topic: silent while the node is inactive."""
     chunks: Any
@@ -142,8 +144,9 @@ class OxygenNode(LifecycleNode):
         self._callback_errors = 0
         self.add_on_set_parameters_callback(self._on_parameters)
 
-        # Diagnostics must go on when /clock does not.
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        # Diagnostics must go on when /clock does not, frames when the system clock is set back.
+        self._steady = steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._clock_watch = monitor.ClockWatch()
         self._stats = self.create_publisher(EngineStats, '~/stats', RELIABLE)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', RELIABLE)
         self.create_timer(STATS_PERIOD_S, self._publish_stats, clock=steady)
@@ -177,8 +180,12 @@ class OxygenNode(LifecycleNode):
             rows_per_command=ROWS_PER_COMMAND[command.interface],
         )
         parts.publisher.start()
-        # On the node's clock, so that a replayed bag sets the pace.
-        parts.tick = self.create_timer(1.0 / parts.profile.frame_rate_hz, self._on_tick)
+        parts.tick = self.create_timer(
+            1.0 / parts.profile.frame_rate_hz,
+            self._on_tick,
+            # None is the node's clock: a replayed bag sets the pace.
+            clock=None if self._value('use_sim_time') else self._steady,
+        )
         self._active = True
         self.get_logger().info('active: frames tick and commands flow')
         return result
@@ -230,6 +237,7 @@ class OxygenNode(LifecycleNode):
                 on_failure=self._on_engine_failure,
             ),
             monitor=monitor.Monitor(profile),
+            neighbours=Neighbours(),
             commands=self.create_lifecycle_publisher(message_type, topic, NEWEST),
             chunks=self.create_publisher(ActionChunkMessage, '~/actions', RELIABLE),
             news={
@@ -596,7 +604,8 @@ class OxygenNode(LifecycleNode):
     @guarded
     def _publish_diagnostics(self) -> None:
         parts, ros_ns = self._parts, self._ros_ns()
-        statuses = [monitor.clock_status(self._value('use_sim_time'), ros_ns)]
+        use_sim_time = self._value('use_sim_time')
+        statuses = [self._clock_watch.status(use_sim_time, ros_ns, time.monotonic_ns())]
         if parts is None:
             statuses.append(monitor.Status('engine', monitor.OK, 'not configured'))
         else:
@@ -611,6 +620,27 @@ class OxygenNode(LifecycleNode):
                 statuses,
             )
         )
+
+    def _graph_status(self, parts: Parts) -> monitor.Status:
+        statuses = parts.buffer.status(parts.control_ns())
+        # The first subscriptions are those of the cameras and the joints, in this order.
+        sources = [
+            (status, self.count_publishers(subscription.topic_name))
+            for status, subscription in zip(statuses, parts.subscriptions, strict=False)
+        ]
+        return parts.neighbours.status(sources, self._command_topic(parts))
+
+    def _command_topic(self, parts: Parts) -> CommandTopic | None:
+        if self._value('dry_run'):
+            return None
+        topic = parts.commands.topic_name
+        publishers = [
+            f'{endpoint.node_namespace.rstrip("/")}/{endpoint.node_name}'
+            for endpoint in self.get_publishers_info_by_topic(topic)
+        ]
+        if (own := self.get_fully_qualified_name()) in publishers:
+            publishers.remove(own)  # once: a twin of ours is a rival
+        return CommandTopic(topic, parts.commands.get_subscription_count(), sorted(publishers))
 
     def _statuses(self, parts: Parts) -> list[monitor.Status]:
         commands = parts.publisher.stats() if parts.publisher is not None else None
@@ -628,6 +658,7 @@ class OxygenNode(LifecycleNode):
                 drops=self._drops(parts),
             ),
             *map(parts.monitor.source_status, parts.buffer.status(parts.control_ns())),
+            self._graph_status(parts),
         ]
 
     # --- the process --------------------------------------------------------------------------

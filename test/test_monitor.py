@@ -12,10 +12,10 @@ from oxygen_ros.monitor import (
     ERROR,
     OK,
     WARN,
+    ClockWatch,
     Growth,
     Monitor,
     RateWindow,
-    clock_status,
     progress_sentences,
 )
 from oxygen_ros.observation import SourceStatus
@@ -151,9 +151,27 @@ def test_a_source_is_described(monitor, changes, level, text):
 
 
 def test_a_simulated_clock_that_does_not_run_is_named():
-    assert clock_status(False, 0).level == OK
-    assert 'waiting for /clock' in clock_status(True, 0).message
-    assert clock_status(True, 5 * S).level == OK
+    watch = ClockWatch()
+    assert 'waiting for /clock' in watch.status(True, 0, 0).message
+    assert watch.status(True, 5 * S, S).level == OK
+
+
+@pytest.mark.parametrize('step_ns', [-30 * S, 5 * S])
+def test_a_system_clock_that_is_set_is_told_once_and_counted(step_ns):
+    watch, ros_ns = ClockWatch(), 1000 * S
+    assert watch.status(False, ros_ns, 0).level == OK
+    assert watch.status(False, ros_ns + S, S).level == OK
+    told = watch.status(False, ros_ns + 2 * S + step_ns, 2 * S)
+    assert told.level == WARN
+    assert f'stepped by {step_ns / S:+.3f} s' in told.message
+    after = watch.status(False, ros_ns + 3 * S + step_ns, 3 * S)
+    assert (after.level, after.values) == (OK, {'Steps': 1})
+
+
+def test_a_system_clock_that_is_slewed_is_no_step():
+    watch = ClockWatch()
+    for k in range(100):
+        assert watch.status(False, k * (S + S // 1000), k * S).level == OK
 
 
 def test_a_slow_load_says_every_tenth_once_and_a_fast_one_nothing() -> None:

@@ -26,6 +26,7 @@ from oxygen_ros.evaluation.launching import (
     replayed_topics,
 )
 from oxygen_ros.evaluation.recording import BagError
+from oxygen_ros.neighbours import Neighbours
 from oxygen_ros.observation import SourceStatus
 from oxygen_ros.profile import RobotProfile, load_profile
 
@@ -164,12 +165,13 @@ def test_every_part_that_the_node_reports_on_falls_into_one_analyzer(node: str) 
     watched = monitor.Monitor(dummy())
     sources = [camera.slot for camera in dummy().cameras] + ['joints']
     statuses = [
-        monitor.clock_status(False, 0),
+        monitor.ClockWatch().status(False, 0, 0),
+        Neighbours().status([], None),
         watched.command_status(False, None),
         watched.engine_status(False, None, not_ready=(), last_error='', broken=False, drops={}),
         *(watched.source_status(SourceStatus(s, 't', 0, 0, 0, None, 0.0, '')) for s in sources),
     ]
-    assert len(statuses) == 6
+    assert len(statuses) == 7
     for status in statuses:
         name = f'{node}: {status.name}'
         found = [a['path'] for a in analyzers if any(part in name for part in a['contains'])]
