@@ -564,6 +564,7 @@ def test_the_checkpoint_tells_the_horizon_and_the_order_of_cameras(write: Write)
     assert model_config(profile_of(action_horizon=12), declared).action_horizon == 12
 
 
+@pytest.mark.case(22, 37)
 def test_the_engine_refuses_a_profile_of_another_robot_in_one_error(write: Write) -> None:
     options = EngineOptions(checkpoint=str(write()))
     with pytest.raises(CheckpointError) as error:

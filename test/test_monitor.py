@@ -77,6 +77,7 @@ def test_growth_is_counted_from_one_look_to_the_next():
     assert growth.grown({'a': 5, 'b': 1}) == {'a': 3}
 
 
+@pytest.mark.case(51)
 def test_the_numbers_hold_both_rates_of_actions_and_stop_when_inactive(monitor):
     def numbers(now_ns, active=True, **changes):
         stats = EngineStats(finished={'text': 3, 'memory': 2}, **changes)
@@ -132,6 +133,7 @@ def test_the_engine_is_described(monitor, changes, level, text):
     assert text in status.message
 
 
+@pytest.mark.case(15)
 @pytest.mark.parametrize(
     'changes, level, text',
     [
@@ -156,6 +158,7 @@ def test_a_simulated_clock_that_does_not_run_is_named():
     assert watch.status(True, 5 * S, S).level == OK
 
 
+@pytest.mark.case(27)
 @pytest.mark.parametrize('step_ns', [-30 * S, 5 * S])
 def test_a_system_clock_that_is_set_is_told_once_and_counted(step_ns):
     watch, ros_ns = ClockWatch(), 1000 * S
@@ -185,6 +188,7 @@ def test_a_slow_load_says_every_tenth_once_and_a_fast_one_nothing() -> None:
         assert said == [f'weights loaded: {share}' for share in expected]
 
 
+@pytest.mark.case(36)
 @pytest.mark.parametrize(
     ('position', 'level'), [(0.0, OK), (0.87, OK), (-0.07, OK), (0.9, WARN), (-0.1, WARN)]
 )

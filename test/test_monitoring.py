@@ -84,6 +84,7 @@ def plotted(path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.case(51)
 def test_every_value_of_the_perspective_is_a_quoted_literal() -> None:
     assert len(list(quoted_values(json.loads(PERSPECTIVE.read_text())))) == 11
 
@@ -99,6 +100,7 @@ def test_every_running_plugin_has_its_settings_and_no_other_does() -> None:
     assert {'rqt_topic/TopicPlugin', 'rqt_runtime_monitor/RuntimeMonitor'} <= set(running)
 
 
+@pytest.mark.case(51)
 def test_the_plotted_topics_are_plain_numbers_of_the_nodes_statistics() -> None:
     topics = plotted(PERSPECTIVE)
     assert all(topic.startswith('/oxygen/stats/') for topic in topics)

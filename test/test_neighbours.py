@@ -16,6 +16,7 @@ def source(rate_hz: float) -> SourceStatus:
     return SourceStatus('base_0_rgb', 'camera', 0, 0, 0, None, rate_hz, '')
 
 
+@pytest.mark.case(16)
 def test_a_publisher_of_which_nothing_arrives_is_named_at_the_second_look() -> None:
     neighbours = Neighbours()
     assert neighbours.status([(source(0.0), 1)], None).level == OK
@@ -59,6 +60,7 @@ def robot(graph, tmp_path: Path):
     made.close()
 
 
+@pytest.mark.case(16)
 def test_a_camera_that_is_there_but_says_nothing_is_told_apart_from_none(robot) -> None:
     robot.cameras['base'] = False  # its publisher exists
     robot.start()
@@ -71,6 +73,7 @@ def test_a_camera_that_is_there_but_says_nothing_is_told_apart_from_none(robot) 
     assert robot.run_until_status('graph', 'as expected').level == b'\x00'
 
 
+@pytest.mark.case(48)
 def test_a_second_commander_is_named_while_it_is_there(robot) -> None:
     from sensor_msgs.msg import JointState
 
@@ -81,6 +84,7 @@ def test_a_second_commander_is_named_while_it_is_there(robot) -> None:
     robot.run_until_status('graph', 'as expected')
 
 
+@pytest.mark.case(48)
 def test_a_twin_of_the_node_is_a_rival(robot) -> None:
     robot.start()
     robot.run_until_active()
@@ -88,6 +92,7 @@ def test_a_twin_of_the_node_is_a_rival(robot) -> None:
     robot.run_until_status('graph', '/joint_command is also published by /oxygen')
 
 
+@pytest.mark.case(17)
 def test_a_node_that_nobody_listens_to_says_so_until_somebody_does(robot) -> None:
     from sensor_msgs.msg import JointState
 

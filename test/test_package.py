@@ -76,6 +76,7 @@ def imported_roots(path: Path) -> set[str]:
     return names
 
 
+@pytest.mark.case(52)
 @pytest.mark.parametrize(('name', 'module', 'function'), EXECUTABLES)
 def test_an_executable_names_a_function_that_exists(name: str, module: str, function: str) -> None:
     path = ROOT / (module.replace('.', '/') + '.py')
@@ -128,6 +129,7 @@ def test_every_requirement_is_pinned() -> None:
     assert '# everywhere' in lines, 'run cuts the file there'
 
 
+@pytest.mark.case(52)
 def test_messages_arrive_over_dds_as_they_were_sent(graph: Any) -> None:
     messages = pytest.importorskip('oxygen_ros.msg', reason='messages not built: ./run build')
     sent = [

@@ -130,6 +130,7 @@ def test_a_trajectory_carries_all_rows_left() -> None:
     np.testing.assert_allclose(bench.sent[2][:, 0], np.linspace(0, 0.9, 10)[2:])
 
 
+@pytest.mark.case(23, 45)
 def test_an_engine_that_never_returns_changes_no_command() -> None:
     """CASES 45: the same commands with and without a thread stuck in a decode or a prefill."""
 
@@ -153,6 +154,7 @@ def test_an_engine_that_never_returns_changes_no_command() -> None:
 # Fallback
 
 
+@pytest.mark.case(23)
 def test_after_the_last_row_the_arm_holds_where_it_was_measured() -> None:
     """CASES 23: exactly the actions left, then the hold, once per period."""
     bench = Bench()
@@ -270,6 +272,7 @@ def test_velocities_are_stopped_even_when_the_gripper_is_no_longer_measured() ->
 # Limits
 
 
+@pytest.mark.case(39)
 def test_a_seam_between_chunks_is_crossed_in_limited_monotone_steps() -> None:
     """CASES 39: 0.3 rad apart, 0.1 per step: there within ceil(0.3 / 0.1) ticks."""
     bench = Bench()
@@ -284,6 +287,7 @@ def test_a_seam_between_chunks_is_crossed_in_limited_monotone_steps() -> None:
     assert bench.publisher.stats().last_intervention == 'limit_step: a, b'
 
 
+@pytest.mark.case(37, 40)
 def test_the_first_command_ramps_from_where_the_arm_stands() -> None:
     """CASES 40: state 0, first target 1.0."""
     bench = Bench()
@@ -295,6 +299,7 @@ def test_the_first_command_ramps_from_where_the_arm_stands() -> None:
     assert bench.publisher.stats().interventions['limit_step'] == 9
 
 
+@pytest.mark.case(40)
 def test_after_a_hold_motion_begins_where_the_arm_was_moved_to() -> None:
     bench = Bench()
     bench.tick(2)
@@ -315,6 +320,7 @@ def test_no_command_leaves_the_limits() -> None:
 # Time
 
 
+@pytest.mark.case(26)
 def test_a_jump_forward_sends_one_command_for_now_and_counts_the_rest() -> None:
     """CASES 26: SIGSTOP, suspend, or a clock that jumps; nothing is replayed."""
     bench = Bench(measured=(0.0, 0.0))
@@ -331,6 +337,7 @@ def test_a_jump_forward_sends_one_command_for_now_and_counts_the_rest() -> None:
     assert (stats.commands, stats.misses) == (9, 500)
 
 
+@pytest.mark.case(26)
 def test_after_a_jump_the_row_for_now_is_sent() -> None:
     bench = Bench(measured=(0.0, 0.0), max_velocity=(1e6, 1e6))
     bench.put(ramp(0, 1.9, rows=20))
@@ -365,6 +372,7 @@ def test_lateness_is_measured_from_the_deadline() -> None:
     assert stats.misses == 0
 
 
+@pytest.mark.case(27)
 def test_a_stopped_control_clock_does_not_stop_the_commands() -> None:
     """CASES 27: deadlines are on the steady clock; a paused /clock repeats the row for then."""
     bench = Bench()
@@ -375,6 +383,7 @@ def test_a_stopped_control_clock_does_not_stop_the_commands() -> None:
     np.testing.assert_array_equal(bench.first_rows, np.zeros((5, 2)))
 
 
+@pytest.mark.case(27)
 def test_a_control_clock_set_back_ends_in_the_fallback() -> None:
     bench = Bench()
     bench.put(ramp(0, 0.9))
@@ -384,6 +393,7 @@ def test_a_control_clock_set_back_ends_in_the_fallback() -> None:
     assert bench.publisher.stats().source == 'hold'
 
 
+@pytest.mark.case(51)
 def test_the_command_rate_falls_to_zero_when_stalled() -> None:
     """CASES 51: 50 Hz for 2 s, then nothing."""
     bench = Bench()
