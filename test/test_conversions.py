@@ -503,7 +503,23 @@ def test_a_png_that_claims_a_gigantic_size_is_refused() -> None:
     data = encode('.png', smooth_scene())
     header = b'IHDR' + struct.pack('>II', 60_000, 60_000) + data[24:29]
     claimed = data[:12] + header + struct.pack('>I', zlib.crc32(header)) + data[33:]
-    assert reason_of(compressed(claimed, 'png'), camera('compressed')) == 'image_decode'
+    assert reason_of(compressed(claimed, 'png'), camera('compressed')) == 'image_size'
+
+
+@pytest.mark.parametrize(
+    'prefix', [b'', b'\xff\xfe\x00\x02junk', b'\xff\xd8', b'\xff\xfe\x00\x08\xff\xc0skip']
+)
+def test_a_jpeg_that_claims_a_gigantic_size_is_refused_at_arrival(prefix: bytes) -> None:
+    data = encode('.jpg', smooth_scene())
+    sizes = data.index(b'\xff\xc0') + 5
+    claimed = (
+        data[:2] + prefix + data[2:sizes] + struct.pack('>HH', 30_000, 30_001) + data[sizes + 4 :]
+    )
+    with pytest.raises(
+        ConversionError, match=r'JPEG of \d+ bytes that claims 30001x30000'
+    ) as refused:
+        check_image(compressed(claimed), camera('compressed'))
+    assert refused.value.reason == 'image_size'
 
 
 def test_bytes_that_are_no_picture_are_refused_and_shown() -> None:
