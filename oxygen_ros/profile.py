@@ -16,6 +16,7 @@ import difflib
 import itertools
 import math
 import re
+import sys
 import types
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -42,6 +43,15 @@ def _positive(**kwargs: Any) -> Any:
     return field(metadata={'above': 0}, **kwargs)
 
 
+def _rate() -> Any:
+    """Beyond these a period is no whole number of nanoseconds, or longer than anybody waits."""
+    return field(metadata={'minimum': 0.001, 'maximum': 1000})
+
+
+def _age() -> Any:
+    return field(metadata={'above': 0, 'maximum': 1e9})
+
+
 def _at_least(minimum: int, **kwargs: Any) -> Any:
     return field(metadata={'minimum': minimum}, **kwargs)
 
@@ -61,7 +71,7 @@ class CameraProfile:
     encoding: str = ''  # '' believes the message; else overrides its encoding (drivers lie)
     rotate_180: bool = False  # a picture taken upside down, or a model trained on such
     required: bool = True  # no frame without it; an optional camera that is absent is left out
-    max_age_s: float = _positive()
+    max_age_s: float = _age()
     expected_hz: float = _at_least(0, default=0.0)  # for diagnostics; 0 = unknown
     openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
 
@@ -72,7 +82,7 @@ class JointsProfile:
 
     topic: str
     names: tuple[str, ...]
-    max_age_s: float = _positive()
+    max_age_s: float = _age()
     assume_order: bool = False  # accept messages without names when their length fits exactly
     openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
 
@@ -96,7 +106,7 @@ class CommandProfile:
     topic: str
     names: tuple[str, ...] = ()  # in YAML () means: those of `joints`
     quantity: tuple[Quantity, ...] = _per_joint()
-    rate_hz: float = _positive()
+    rate_hz: float = _rate()
     interpolation: Literal['linear', 'previous'] = 'linear'
     fallback: Literal['hold', 'stop', 'home'] = 'hold'
     home: tuple[float, ...] | None = field(default=None, metadata={'per_joint': True})
@@ -111,7 +121,7 @@ class CommandProfile:
 class ActionProfile:
     """What the numbers of an action chunk mean."""
 
-    rate_hz: float = _positive()  # rows of a chunk are 1 / rate_hz apart
+    rate_hz: float = _rate()  # rows of a chunk are 1 / rate_hz apart
     adapter: Literal['identity', 'aloha', 'droid', 'libero'] = 'identity'
     # True: this dimension is a difference to the state of the observation; () = all are absolute.
     delta_mask: tuple[bool, ...] = field(default=(), metadata={'per_joint': True})
@@ -123,7 +133,7 @@ class ActionProfile:
     guidance_schedule: Literal['zeros', 'ones', 'linear', 'exp'] = 'linear'
     max_guidance_weight: float = _positive(default=10.0)
     # ensemble: a chunk made n rows after the oldest one weighs exp(-ensemble_coefficient * n).
-    ensemble_coefficient: float = 0.01
+    ensemble_coefficient: float = field(default=0.01, metadata={'minimum': -1000, 'maximum': 1000})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +164,7 @@ class TaskProfile:
     prompt: str = ''  # appended behind the shared prefix
     period_frames: int = _at_least(1)  # due every so many frames
     max_new_tokens: int = _at_least(1)
-    max_age_s: float = _positive()  # older unfinished text is expired
+    max_age_s: float = _age()  # older unfinished text is expired
     priority: int = 0  # higher goes first when not all fit
     stream: bool = False  # publish what is there so far, not only the whole
 
@@ -179,7 +189,7 @@ class ModelProfile:
 @dataclass(frozen=True, kw_only=True)
 class RobotProfile:
     name: str
-    frame_rate_hz: float = _positive()
+    frame_rate_hz: float = _rate()
     cameras: tuple[CameraProfile, ...]
     joints: JointsProfile
     instruction: InstructionProfile
@@ -347,7 +357,7 @@ class _Reader:
             return None if raw is None else self._value(arguments[0], raw, key)
         if isinstance(annotation, type) and is_dataclass(annotation):
             return self.record(annotation, raw, key)
-        if annotation is float and type(raw) is int:
+        if annotation is float and type(raw) is int and abs(raw) <= sys.float_info.max:
             return float(raw)
         # An exact type, because YAML's true is a bool and Python's bool is an int.
         if type(raw) is not annotation:
@@ -369,6 +379,8 @@ class _Reader:
             raise self._wrong(key, f'a value above {limits["above"]}', value)
         if 'minimum' in limits and not value >= limits['minimum']:
             raise self._wrong(key, f'a value of at least {limits["minimum"]}', value)
+        if 'maximum' in limits and not value <= limits['maximum']:
+            raise self._wrong(key, f'a value of at most {limits["maximum"]}', value)
 
     def _wrong(self, key: str, expected: str, got: Any) -> ProfileError:
         return self._error(key, f'expected {expected}; got {got!r} ({type(got).__name__})')
