@@ -89,7 +89,7 @@ def test_an_executable_names_a_function_that_exists(name: str, module: str, func
 def test_the_programs_are_executables() -> None:
     programs = {'oxygen', 'oxygen_demo', 'oxygen_episodes', 'oxygen_play', 'oxygen_tabletop'}
     programs |= {'oxygen_convert', 'oxygen_profile_check', 'oxygen_train', 'profile_check'}
-    programs |= {'oxygen_eval'}
+    programs |= {'oxygen_eval', 'oxygen_soak'}
     assert programs <= {name for name, _, _ in EXECUTABLES}
 
 
