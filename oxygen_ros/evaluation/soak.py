@@ -182,20 +182,16 @@ class Soak:
             told = self._await_word(fault, world, began_ns)
             tally.told += told
             time.sleep(max(0.0, began_s + lasting_s - time.monotonic()))
-        lasted_s, ended_ns = time.monotonic() - began_s, time.monotonic_ns()
-        chunks = world.witness.num_chunks
+        lasted_s, ended_s = time.monotonic() - began_s, time.monotonic()
+        chunks, acted = world.witness.num_chunks, world.witness.num_acted
         recovered = self._wait(
-            lambda: world.witness.num_chunks > chunks + 1 and world.witness.acts(ended_ns),
+            lambda: world.witness.num_chunks > chunks + 1 and world.witness.num_acted > acted,
             RECOVERY_TIMEOUT_S,
             world,
         )
         tally.recovered += recovered
         word = 'said so' if told else 'NOT TOLD'
-        after = (
-            f'acts after {(time.monotonic_ns() - ended_ns) / 1e9:.1f} s'
-            if recovered
-            else 'NO RECOVERY'
-        )
+        after = f'acts after {time.monotonic() - ended_s:.1f} s' if recovered else 'NO RECOVERY'
         print(f' {lasted_s:5.1f} s, {word}, {after}', flush=True)
         if world.process.exit_code is not None:
             raise SoakError(f'the node ended by itself during: {fault.name}')

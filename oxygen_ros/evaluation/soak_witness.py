@@ -84,6 +84,8 @@ class SoakWitness:
         self.check = CommandCheck(profile)
         self.violations: list[str] = []
         self.num_commands = self.num_chunks = self.num_violations = 0
+        self.num_acted = 0
+        """Commands that came of a chunk, as the node counts them."""
         self.stats: Any = None
         """Newest EngineStats."""
         self.misses: list[Misses] = []
@@ -92,9 +94,10 @@ class SoakWitness:
         self.drops: Counter[str] = Counter()
         """What the node threw away, by reason, over all its configurations."""
         self._stats_ns = 0
+        self._growth = _Growth()
         self._run_delay = run_delay
         self._max_delay_ns = round(1e9 / profile.command.rate_hz) // 2
-        self._diagnostics: dict[str, tuple[int, Any]] = {}
+        self._diagnostics: dict[str, tuple[int, str]] = {}
         subscribe = node.create_subscription
         subscribe(JointState, resolve(profile.command.topic), self._on_command, 200)
         subscribe(ActionChunk, resolve('~/actions'), self._on_chunk, 50)
@@ -103,18 +106,8 @@ class SoakWitness:
 
     def told(self, part: str, text: str, since_ns: int) -> bool:
         """Whether the diagnostics of a part said so in their newest word since then."""
-        status = self._newest(part, since_ns)
-        return status is not None and text in status.message
-
-    def acts(self, since_ns: int) -> bool:
-        """Whether the newest word on commands since then is that they are of a chunk."""
-        status = self._newest('commands', since_ns)
-        values = [] if status is None else status.values
-        return any((value.key, value.value) == ('Source', 'chunk') for value in values)
-
-    def _newest(self, part: str, since_ns: int) -> Any:
-        arrived_ns, status = self._diagnostics.get(f'/oxygen: {part}', (0, None))
-        return status if arrived_ns > since_ns else None
+        arrived_ns, message = self._diagnostics.get(f'/oxygen: {part}', (0, ''))
+        return arrived_ns > since_ns and text in message
 
     def violate(self, sentence: str) -> None:
         """Note something that must not be; the first ones are kept, all are counted."""
@@ -136,25 +129,35 @@ class SoakWitness:
         stamp_ns = stamp_to_ns(message.header.stamp) - time.time_ns() + time.monotonic_ns()
         if self._run_delay.longest_ns() >= self._max_delay_ns:
             self.starved.append((self._stats_ns, time.monotonic_ns()))
-        if missed := _growth(0 if self.stats is None else self.stats.misses, message.misses):
+        self.stats, grown = message, self._growth.since_last(message)
+        if missed := grown.pop('misses'):
             self.misses.append(Misses(self._stats_ns or stamp_ns, stamp_ns, missed))
-        before = {} if self.stats is None else _drops(self.stats)
-        for reason, count in _drops(message).items():
-            self.drops[reason] += _growth(before.get(reason, 0), count)
-        self.stats, self._stats_ns = message, stamp_ns
+        self.num_acted += grown.pop('acted')
+        self.drops.update(grown)
+        self._stats_ns = stamp_ns
 
     def _on_diagnostics(self, message: Any) -> None:
         for status in message.status:
-            self._diagnostics[status.name] = (time.monotonic_ns(), status)
+            self._diagnostics[status.name] = (time.monotonic_ns(), status.message)
 
 
-def _growth(before: int, now: int) -> int:
-    """By how much a counter grew that begins anew with every activation or configuration."""
-    return now - before if now >= before else now
+class _Growth:
+    """By how much counters grew that begin anew with every activation or configuration."""
 
+    def __init__(self) -> None:
+        self._before: dict[str, int] = {}
 
-def _drops(stats: Any) -> dict[str, int]:
-    return dict(zip(stats.drop_reasons, stats.drop_counts, strict=True))
+    def since_last(self, stats: Any) -> dict[str, int]:
+        now = {
+            'misses': stats.misses,
+            'acted': stats.commands - stats.fallback_commands,
+            **dict(zip(stats.drop_reasons, stats.drop_counts, strict=True)),
+        }
+        before, self._before = self._before, now
+        return {
+            name: count - before.get(name, 0) if count >= before.get(name, 0) else count
+            for name, count in now.items()
+        }
 
 
 def ours(
