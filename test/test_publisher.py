@@ -309,6 +309,18 @@ def test_after_a_hold_motion_begins_where_the_arm_was_moved_to() -> None:
     np.testing.assert_allclose(bench.first_rows[-1], [1.05, 0.0])
 
 
+def test_a_joint_that_is_no_longer_read_does_not_jump_back_to_its_last_reading() -> None:
+    bench = Bench(measured=(0.0, 0.0))
+    bench.put(ramp(0.0, 0.9))
+    for _ in range(14):  # ten rows, then the hold; only the first joint is still read
+        bench.tick()
+        bench.measured = np.array([bench.first_rows[-1, 0] + 0.01, 0.0])
+    bench.put(ramp(0.9, 0.9), frame=1)
+    bench.tick(10)
+    assert (np.abs(np.diff(bench.first_rows, axis=0)) <= 0.1 + 0.01 + 1e-9).all()
+    assert bench.first_rows[-1] == pytest.approx([0.9, 0.9])
+
+
 def test_no_command_leaves_the_limits() -> None:
     bench = Bench(measured=(1.95, 0.0))
     bench.put(np.full((10, 2), 9.0))

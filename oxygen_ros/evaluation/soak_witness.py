@@ -64,7 +64,8 @@ class CommandCheck:
             return f'outside the limits: {command}'
         starts = [] if last is None else [(last, periods * self._step)]
         starts += [(measured, self._step) for measured in tuple(self._measured)]
-        if not any((np.abs(command - start) <= room).all() for start, room in starts):
+        # Joint by joint: of one there may be a newer reading than of another.
+        if not np.any([np.abs(command - start) <= room for start, room in starts], axis=0).all():
             return f'a step too large: {command}, the one before was {last}'
         return ''
 
