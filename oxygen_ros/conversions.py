@@ -104,6 +104,10 @@ _DEPTH_HEADER_BYTES = 12  # of compressedDepth, in front of the PNG
 # MJPEG drivers pad the buffer behind the end marker.
 _MAX_PADDING_BYTES = 4096
 
+MAX_PIXELS = 2**26
+"""Twice an 8K picture. A JPEG of 700 bytes may claim 30,000 x 30,000, which OpenCV then decodes to
+the end: that took 36 s and 5 GB."""
+
 
 def supported_encodings() -> tuple[str, ...]:
     """Return every spelling of a raw encoding that is understood, in lower case."""
@@ -243,6 +247,35 @@ def _check_compressed(msg: Any, camera: CameraProfile) -> None:
             'image_truncated',
             f'{camera.topic}: expected a whole {kind}, got {len(data)} bytes without end marker',
         )
+    width, height = _jpeg_size(data) if kind == 'JPEG' else _png_size(data)
+    if width * height > MAX_PIXELS:
+        raise ConversionError(
+            'image_size',
+            f'{camera.topic}: expected at most {MAX_PIXELS} pixels, got a {kind} of {len(data)} '
+            f'bytes that claims {width}x{height}',
+        )
+
+
+def _png_size(data: memoryview) -> tuple[int, int]:
+    """Width and height in the first chunk."""
+    return int.from_bytes(data[16:20], 'big'), int.from_bytes(data[20:24], 'big')
+
+
+def _jpeg_size(data: memoryview) -> tuple[int, int]:
+    """Width and height in the frame header; (0, 0) where a decoder will not find one either."""
+    at = 2
+    while at + 9 <= len(data):
+        marker = data[at + 1]
+        if data[at] != 0xFF or marker in (0x00, 0xFF):
+            at += 1  # as decoders do: bytes that are no marker are skipped
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = data[at + 5 : at + 7], data[at + 7 : at + 9]
+            return int.from_bytes(width, 'big'), int.from_bytes(height, 'big')
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD9:
+            at += 2  # these stand alone
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], 'big')
+    return 0, 0
 
 
 def _decode_compressed(msg: Any, camera: CameraProfile) -> np.ndarray:

@@ -24,6 +24,9 @@ RATE_WINDOW_NS = 2_000_000_000
 
 GRIPPER_PLAY = 0.1
 """Share of its range by which a gripper may read outside it."""
+MIN_CLOCK_STEP_NS = 200_000_000
+"""Between two looks a clock that is only slewed moves by less, and so does a process held up."""
+
 QUIET_LOAD_S = 2.0
 """Weights that are loaded sooner need no progress in the log."""
 
@@ -330,10 +333,23 @@ def interlock_status(reasons: Mapping[str, str], estops: int, holds: int) -> Sta
     return Status('interlock', ERROR if 'estop' in reasons else WARN, message, values)
 
 
-def clock_status(use_sim_time: bool, ros_now_ns: int) -> Status:
-    """Describe the clock that stamps and ticks follow."""
-    if not use_sim_time:
-        return Status('clock', OK, 'system clock')
-    if ros_now_ns == 0:
-        return Status('clock', WARN, 'use_sim_time is set: waiting for /clock')
-    return Status('clock', OK, 'simulated time', {'Time (s)': f'{ros_now_ns / 1e9:.3f}'})
+class ClockWatch:
+    """Notices when somebody sets the clock that stamps and ages are read from."""
+
+    def __init__(self) -> None:
+        self._offset_ns: int | None = None
+        self._steps = 0
+
+    def status(self, use_sim_time: bool, ros_now_ns: int, monotonic_ns: int) -> Status:
+        """Describe the clock. Commands and frames do not follow the system clock, stamps do."""
+        if use_sim_time:
+            if ros_now_ns == 0:
+                return Status('clock', WARN, 'use_sim_time is set: waiting for /clock')
+            return Status('clock', OK, 'simulated time', {'Time (s)': f'{ros_now_ns / 1e9:.3f}'})
+        before_ns, self._offset_ns = self._offset_ns, ros_now_ns - monotonic_ns
+        step_ns = 0 if before_ns is None else self._offset_ns - before_ns
+        if abs(step_ns) < MIN_CLOCK_STEP_NS:
+            return Status('clock', OK, 'system clock', {'Steps': self._steps})
+        self._steps += 1
+        message = f'the system clock stepped by {step_ns / 1e9:+.3f} s'
+        return Status('clock', WARN, message, {'Steps': self._steps})

@@ -47,6 +47,7 @@ from oxygen_ros.interlock import Interlock
 from oxygen_ros.memory_store import MAX_TIME_NS, MemoryStore, MemoryStoreError
 from oxygen_ros.msg import ActionChunk as ActionChunkMessage
 from oxygen_ros.msg import EngineStats, Note, Text
+from oxygen_ros.neighbours import CommandTopic, Neighbours
 from oxygen_ros.observation import NotReady, Observation, ObservationBuffer
 from oxygen_ros.parameters import PARAMETERS
 from oxygen_ros.profile import (
@@ -103,6 +104,7 @@ class Parts:
     actions: ActionBuffer
     loop: FrameLoop
     monitor: monitor.Monitor
+    neighbours: Neighbours
     commands: Any
     """Lifecycle publisher of the command topic: silent while the node is inactive."""
     chunks: Any
@@ -144,8 +146,9 @@ class OxygenNode(LifecycleNode):
             self.declare_parameter(parameter.name, parameter.default, parameter.descriptor())
         self.add_on_set_parameters_callback(self._on_parameters)
 
-        # Diagnostics must go on when /clock does not.
+        # Diagnostics must go on when /clock does not, frames when the system clock is set back.
         self._steady = steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._clock_watch = monitor.ClockWatch()
         publisher = functools.partial(self._qos.create_publisher, self.create_publisher)
         self._stats = publisher(EngineStats, '~/stats', RELIABLE)
         self._diagnostics = publisher(DiagnosticArray, '/diagnostics', RELIABLE)
@@ -181,8 +184,12 @@ class OxygenNode(LifecycleNode):
             rows_per_command=ROWS_PER_COMMAND[command.interface],
         )
         parts.publisher.start()
-        # On the node's clock, so that a replayed bag sets the pace.
-        parts.tick = self.create_timer(1.0 / parts.profile.frame_rate_hz, self._on_tick)
+        parts.tick = self.create_timer(
+            1.0 / parts.profile.frame_rate_hz,
+            self._on_tick,
+            # None is the node's clock: a replayed bag sets the pace.
+            clock=None if self._value('use_sim_time') else self._steady,
+        )
         self._active = True
         self.get_logger().info('active: frames tick and commands flow')
         return result
@@ -238,6 +245,7 @@ class OxygenNode(LifecycleNode):
                 on_failure=self._on_engine_failure,
             ),
             monitor=monitor.Monitor(profile, self._thresholds()),
+            neighbours=Neighbours(),
             commands=self._create_command_publisher(profile.command),
             chunks=publisher(ActionChunkMessage, '~/actions', RELIABLE),
             news={
@@ -659,9 +667,10 @@ class OxygenNode(LifecycleNode):
     @guarded
     def _publish_diagnostics(self) -> None:
         parts, ros_ns = self._parts, self._ros_ns()
+        use_sim_time = self._value('use_sim_time')
         numbers = self._interlock.numbers()
         statuses = [
-            monitor.clock_status(self._value('use_sim_time'), ros_ns),
+            self._clock_watch.status(use_sim_time, ros_ns, time.monotonic_ns()),
             monitor.interlock_status(
                 self._interlock.reasons(), numbers['estops'], numbers['holds']
             ),
@@ -682,6 +691,27 @@ class OxygenNode(LifecycleNode):
             )
         )
 
+    def _graph_status(self, parts: Parts) -> monitor.Status:
+        statuses = parts.buffer.status(parts.control_ns())
+        # The first subscriptions are those of the cameras and the joints, in this order.
+        sources = [
+            (status, self.count_publishers(subscription.topic_name))
+            for status, subscription in zip(statuses, parts.subscriptions, strict=False)
+        ]
+        return parts.neighbours.status(sources, self._command_topic(parts))
+
+    def _command_topic(self, parts: Parts) -> CommandTopic | None:
+        if self._value('dry_run'):
+            return None
+        topic = parts.commands.topic_name
+        publishers = [
+            f'{endpoint.node_namespace.rstrip("/")}/{endpoint.node_name}'
+            for endpoint in self.get_publishers_info_by_topic(topic)
+        ]
+        if (own := self.get_fully_qualified_name()) in publishers:
+            publishers.remove(own)  # once: a twin of ours is a rival
+        return CommandTopic(topic, parts.commands.get_subscription_count(), sorted(publishers))
+
     def _statuses(self, parts: Parts) -> list[monitor.Status]:
         commands = parts.publisher.stats() if parts.publisher is not None else None
         engine = parts.loop.engine.stats if parts.loop.engine is not None else None
@@ -701,6 +731,7 @@ class OxygenNode(LifecycleNode):
             ),
             parts.monitor.middleware_status(self._qos.misfits(), self._qos.missed()),
             *map(parts.monitor.source_status, parts.buffer.status(now_ns)),
+            self._graph_status(parts),
         ]
 
     # --- the process --------------------------------------------------------------------------

@@ -13,8 +13,10 @@ saying which one was meant.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
+import sys
 import types
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -29,6 +31,9 @@ Quantity = Literal['position', 'velocity']
 _TOPIC = re.compile(r'(~/|/)?[A-Za-z_]\w*(/[A-Za-z_]\w*)*', re.ASCII)
 _TASK_NAME = re.compile(r'[a-z][a-z0-9_]*')
 
+MAX_VALUES = 10_000
+"""No robot needs more values in its profile."""
+
 
 class ProfileError(ValueError):
     """A profile that cannot be used: names the file, the key, what was expected, what came."""
@@ -36,6 +41,15 @@ class ProfileError(ValueError):
 
 def _positive(**kwargs: Any) -> Any:
     return field(metadata={'above': 0}, **kwargs)
+
+
+def _rate() -> Any:
+    """Beyond these a period is no whole number of nanoseconds, or longer than anybody waits."""
+    return field(metadata={'minimum': 0.001, 'maximum': 1000})
+
+
+def _age() -> Any:
+    return field(metadata={'above': 0, 'maximum': 1e9})
 
 
 def _at_least(minimum: int, **kwargs: Any) -> Any:
@@ -57,7 +71,7 @@ class CameraProfile:
     encoding: str = ''  # '' believes the message; else overrides its encoding (drivers lie)
     rotate_180: bool = False  # a picture taken upside down, or a model trained on such
     required: bool = True  # no frame without it; an optional camera that is absent is left out
-    max_age_s: float = _positive()
+    max_age_s: float = _age()
     expected_hz: float = _at_least(0, default=0.0)  # for diagnostics; 0 = unknown
     deadline_s: float = _at_least(0, default=0.0)  # Deadline QoS that is asked for; 0 = none
     openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
@@ -69,7 +83,7 @@ class JointsProfile:
 
     topic: str
     names: tuple[str, ...]
-    max_age_s: float = _positive()
+    max_age_s: float = _age()
     assume_order: bool = False  # accept messages without names when their length fits exactly
     deadline_s: float = _at_least(0, default=0.0)  # Deadline QoS that is asked for; 0 = none
     openpi_key: str = ''  # with the parameter openpi_config only; '' = that of action.adapter
@@ -97,7 +111,7 @@ class CommandProfile:
     names: tuple[str, ...] = ()  # in YAML () means: those of `joints`
     continuous: tuple[str, ...] = ()  # these turn without end: a whole turn [rad] is no difference
     quantity: tuple[Quantity, ...] = _per_joint()
-    rate_hz: float = _positive()
+    rate_hz: float = _rate()
     interpolation: Literal['linear', 'previous'] = 'linear'
     fallback: Literal['hold', 'stop', 'home'] = 'hold'
     home: tuple[float, ...] | None = field(default=None, metadata={'per_joint': True})
@@ -114,7 +128,7 @@ class CommandProfile:
 class ActionProfile:
     """What the numbers of an action chunk mean."""
 
-    rate_hz: float = _positive()  # rows of a chunk are 1 / rate_hz apart
+    rate_hz: float = _rate()  # rows of a chunk are 1 / rate_hz apart
     adapter: Literal['identity', 'aloha', 'droid', 'libero'] = 'identity'
     # True: this dimension is a difference to the state of the observation; () = all are absolute.
     delta_mask: tuple[bool, ...] = field(default=(), metadata={'per_joint': True})
@@ -126,7 +140,7 @@ class ActionProfile:
     guidance_schedule: Literal['zeros', 'ones', 'linear', 'exp'] = 'linear'
     max_guidance_weight: float = _positive(default=10.0)
     # ensemble: a chunk made n rows after the oldest one weighs exp(-ensemble_coefficient * n).
-    ensemble_coefficient: float = 0.01
+    ensemble_coefficient: float = field(default=0.01, metadata={'minimum': -1000, 'maximum': 1000})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +171,7 @@ class TaskProfile:
     prompt: str = ''  # appended behind the shared prefix
     period_frames: int = _at_least(1)  # due every so many frames
     max_new_tokens: int = _at_least(1)
-    max_age_s: float = _positive()  # older unfinished text is expired
+    max_age_s: float = _age()  # older unfinished text is expired
     priority: int = 0  # higher goes first when not all fit
     stream: bool = False  # publish what is there so far, not only the whole
 
@@ -191,7 +205,7 @@ class ModelProfile:
 @dataclass(frozen=True, kw_only=True)
 class RobotProfile:
     name: str
-    frame_rate_hz: float = _positive()
+    frame_rate_hz: float = _rate()
     cameras: tuple[CameraProfile, ...]
     joints: JointsProfile
     instruction: InstructionProfile
@@ -211,7 +225,8 @@ def load_profile(name_or_path: str, search_dir: Path) -> RobotProfile:
     path = _find(name_or_path, search_dir)
     try:
         raw = yaml.load(path.read_text(encoding='utf-8'), _StrictLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        # ValueError: bytes that are no UTF-8, and dates and numbers that are none.
         raise ProfileError(f'{path}: not readable as YAML: {error}') from error
     profile: RobotProfile = _Reader(path, _num_commands(raw)).record(RobotProfile, raw, '')
     if not profile.command.names:
@@ -265,7 +280,18 @@ def _num_commands(raw: Any) -> int:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice, where PyYAML would silently take the last one."""
+    """Safe YAML that refuses a key given twice, where PyYAML would silently take the last one.
+
+    And aliases of aliases: a few lines of them stand for more values than fit in a message.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _num_values(node, {}) > MAX_VALUES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f'expected at most {MAX_VALUES} values, aliases included', None
+            )
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -277,6 +303,17 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node stands for where each alias is written out; inf if it holds itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            children = itertools.chain.from_iterable(children)
+        known[id(node)] = 1 + sum(_num_values(child, known) for child in children)
+    return known[id(node)]
 
 
 class _Reader:
@@ -337,7 +374,7 @@ class _Reader:
             return None if raw is None else self._value(arguments[0], raw, key)
         if isinstance(annotation, type) and is_dataclass(annotation):
             return self.record(annotation, raw, key)
-        if annotation is float and type(raw) is int:
+        if annotation is float and type(raw) is int and abs(raw) <= sys.float_info.max:
             return float(raw)
         # An exact type, because YAML's true is a bool and Python's bool is an int.
         if type(raw) is not annotation:
@@ -359,6 +396,8 @@ class _Reader:
             raise self._wrong(key, f'a value above {limits["above"]}', value)
         if 'minimum' in limits and not value >= limits['minimum']:
             raise self._wrong(key, f'a value of at least {limits["minimum"]}', value)
+        if 'maximum' in limits and not value <= limits['maximum']:
+            raise self._wrong(key, f'a value of at most {limits["maximum"]}', value)
 
     def _wrong(self, key: str, expected: str, got: Any) -> ProfileError:
         return self._error(key, f'expected {expected}; got {got!r} ({type(got).__name__})')

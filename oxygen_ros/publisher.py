@@ -116,6 +116,7 @@ class CommandPublisher:
         self._deadline_ns: int | None = None
         self._last: np.ndarray | None = None  # sent in the tick before; None = that was silent
         self._hold: np.ndarray | None = None  # latched target while holding
+        self._reading: np.ndarray | None = None  # measured when the last row of a chunk was sent
         self._source = 'silence'
         self._halted = ''
         self._scheduling = 'not started'
@@ -269,7 +270,7 @@ class CommandPublisher:
             gated = self._gate.apply(rows, self._chunk_reference(measured), measured)
             self._count(gated)
             if len(gated.rows):
-                self._source = 'chunk'
+                self._source, self._reading = 'chunk', measured
                 return gated.rows
         return self._fallback_rows(measured)
 
@@ -277,13 +278,17 @@ class CommandPublisher:
         """Between rows of chunks the command before; after a hold or silence the arm itself.
 
         It may have been moved by hand or have sagged meanwhile, and then the command before is
-        not where the motion begins.
+        not where the motion begins. A joint that still reads what it did at the last row may not
+        have been read since, and has been commanded on: there the command before is all we know.
         """
         if self._last is None:
             return measured
         if self._source == 'chunk' or measured is None:
             return self._last
-        return np.where(np.isnan(measured), self._last, measured)
+        unread = np.isnan(measured)
+        if self._reading is not None:
+            unread |= measured == self._reading
+        return np.where(unread, self._last, measured)
 
     def _fallback_rows(self, measured: np.ndarray | None) -> np.ndarray:
         if self._command.fallback == 'hold':

@@ -92,6 +92,7 @@ def test_the_bytes_that_arrive_are_the_bytes_in_the_file_in_their_order(
     assert listener.received == recorded(recording)
 
 
+@pytest.mark.case(28)
 @pytest.mark.parametrize('rate', [4.0, 0.5])
 def test_another_rate_changes_only_how_long_it_takes(rate: float, bags: Path, graph: Any) -> None:
     recording = Recording(bags / 'derived_camera_joint')

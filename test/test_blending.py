@@ -276,6 +276,7 @@ def test_chunks_that_are_over_are_not_kept() -> None:
     assert len(buffer._chunks) == 5
 
 
+@pytest.mark.case(39)
 @pytest.mark.parametrize('blending', ['replace', 'ensemble', 'rtc'])
 def test_between_chunks_that_differ_the_command_steps_evenly_and_arrives(blending: str) -> None:
     """CASES 39: 0.3 rad apart, 0.1 per step; an ensemble is there when the old chunk is over."""

@@ -265,6 +265,23 @@ def test_a_link_out_of_the_directory_is_not_followed(tmp_path: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize('asset', ['..', '../../elsewhere', 'a/../../..'])
+def test_an_asset_id_that_leads_out_of_the_directory_is_refused(tmp_path: Path, asset: str) -> None:
+    (tmp_path / 'checkpoint').mkdir()
+    with pytest.raises(CheckpointError, match='expected files inside this directory'):
+        find_norm_stats(tmp_path / 'checkpoint', asset)
+
+
+def test_statistics_linked_from_elsewhere_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / 'secret.json').write_text('{}')
+    assets = tmp_path / 'checkpoint' / 'assets' / 'robot'
+    assets.mkdir(parents=True)
+    (assets / 'norm_stats.json').symlink_to(tmp_path / 'secret.json')
+    for named in ('', 'robot'):
+        with pytest.raises(CheckpointError, match='expected files inside this directory'):
+            find_norm_stats(tmp_path / 'checkpoint', named)
+
+
 def test_links_of_an_installer_are_followed(tmp_path: Path) -> None:
     source, installed = tmp_path / 'source', tmp_path / 'installed'
     source.mkdir()
@@ -547,6 +564,7 @@ def test_the_checkpoint_tells_the_horizon_and_the_order_of_cameras(write: Write)
     assert model_config(profile_of(action_horizon=12), declared).action_horizon == 12
 
 
+@pytest.mark.case(22, 37)
 def test_the_engine_refuses_a_profile_of_another_robot_in_one_error(write: Write) -> None:
     options = EngineOptions(checkpoint=str(write()))
     with pytest.raises(CheckpointError) as error:

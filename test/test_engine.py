@@ -549,6 +549,7 @@ def test_a_device_error_before_the_actions_leaves_no_slot_taken_and_the_next_fra
     assert [chunk.frame for chunk in live.chunks] == [1]
 
 
+@pytest.mark.case(43)
 def test_a_device_error_while_decoding_keeps_the_actions_and_ends_the_texts_as_cancelled():
     live = Live(task('text', length=9), task('memory', length=9))
     live.runner.fail['decode'] = RuntimeError('device gone')

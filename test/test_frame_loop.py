@@ -96,6 +96,7 @@ def running():
         assert loop.loop.close(WAIT_S)
 
 
+@pytest.mark.case(47)
 def test_the_model_lives_in_one_thread_from_warm_up_to_the_end(running):
     made = running()
     for frame in range(100):
@@ -132,6 +133,7 @@ def test_on_a_simulated_clock_decoding_goes_on_until_the_next_tick_comes(running
     assert not made.engine.frame_waiting()
 
 
+@pytest.mark.case(19)
 def test_ticks_during_a_frame_coalesce_and_are_counted(running):
     made = running()
     made.engine.gate = threading.Event()
@@ -161,6 +163,7 @@ def test_a_refused_observation_is_no_failure_of_the_engine(running):
     assert made.failures == []
 
 
+@pytest.mark.case(43)
 def test_a_failing_frame_is_reported_and_the_next_one_tried(running):
     made = running()
     made.engine.errors = [RuntimeError('out of memory')]
@@ -172,6 +175,7 @@ def test_a_failing_frame_is_reported_and_the_next_one_tried(running):
     assert not made.loop.broken
 
 
+@pytest.mark.case(43)
 def test_an_engine_that_fails_again_and_again_is_given_up(running):
     made = running()
     made.engine.errors = [RuntimeError(f'device gone {i}') for i in range(MAX_FAILURES + 3)]
@@ -194,6 +198,7 @@ def test_rest_ends_the_texts_as_cancelled_and_the_end_as_shut_down(running):
     assert made.engine.calls[-1] == ('cancel', FinishReason.SHUTDOWN)
 
 
+@pytest.mark.case(46)
 def test_rest_and_close_do_not_wait_for_a_frame_that_hangs(running):
     made = running()
     made.engine.gate = threading.Event()

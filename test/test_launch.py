@@ -99,6 +99,7 @@ def test_the_node_is_never_started_again_by_itself() -> None:
     assert keywords['executable'] == "'oxygen'"
 
 
+@pytest.mark.case(52)
 def test_a_launched_node_has_the_given_parameters_and_ends_cleanly_on_ctrl_c(graph: Any) -> None:
     pytest.importorskip('launch_ros')
     pytest.importorskip('oxygen_ros.msg', reason='package not built: ./run build')

@@ -12,11 +12,11 @@ from oxygen_ros.monitor import (
     ERROR,
     OK,
     WARN,
+    ClockWatch,
     Growth,
     Monitor,
     RateWindow,
     Thresholds,
-    clock_status,
     interlock_status,
     progress_sentences,
 )
@@ -80,6 +80,7 @@ def test_growth_is_counted_from_one_look_to_the_next():
     assert growth.grown({'a': 5, 'b': 1}) == {'a': 3}
 
 
+@pytest.mark.case(51)
 def test_the_numbers_hold_both_rates_of_actions_and_stop_when_inactive(monitor):
     def numbers(now_ns, active=True, **changes):
         stats = EngineStats(finished={'text': 3, 'memory': 2}, **changes)
@@ -175,6 +176,7 @@ def test_the_engine_is_described(monitor, changes, level, text):
     assert text in status.message
 
 
+@pytest.mark.case(15)
 @pytest.mark.parametrize(
     'changes, level, text',
     [
@@ -219,9 +221,28 @@ def test_endpoints_that_do_not_fit_and_missed_deadlines_are_told(monitor):
 
 
 def test_a_simulated_clock_that_does_not_run_is_named():
-    assert clock_status(False, 0).level == OK
-    assert 'waiting for /clock' in clock_status(True, 0).message
-    assert clock_status(True, 5 * S).level == OK
+    watch = ClockWatch()
+    assert 'waiting for /clock' in watch.status(True, 0, 0).message
+    assert watch.status(True, 5 * S, S).level == OK
+
+
+@pytest.mark.case(27)
+@pytest.mark.parametrize('step_ns', [-30 * S, 5 * S])
+def test_a_system_clock_that_is_set_is_told_once_and_counted(step_ns):
+    watch, ros_ns = ClockWatch(), 1000 * S
+    assert watch.status(False, ros_ns, 0).level == OK
+    assert watch.status(False, ros_ns + S, S).level == OK
+    told = watch.status(False, ros_ns + 2 * S + step_ns, 2 * S)
+    assert told.level == WARN
+    assert f'stepped by {step_ns / S:+.3f} s' in told.message
+    after = watch.status(False, ros_ns + 3 * S + step_ns, 3 * S)
+    assert (after.level, after.values) == (OK, {'Steps': 1})
+
+
+def test_a_system_clock_that_is_slewed_is_no_step():
+    watch = ClockWatch()
+    for k in range(100):
+        assert watch.status(False, k * (S + S // 1000), k * S).level == OK
 
 
 def test_a_slow_load_says_every_tenth_once_and_a_fast_one_nothing() -> None:
@@ -235,6 +256,7 @@ def test_a_slow_load_says_every_tenth_once_and_a_fast_one_nothing() -> None:
         assert said == [f'weights loaded: {share}' for share in expected]
 
 
+@pytest.mark.case(36)
 @pytest.mark.parametrize(
     ('position', 'level'), [(0.0, OK), (0.87, OK), (-0.07, OK), (0.9, WARN), (-0.1, WARN)]
 )

@@ -28,6 +28,7 @@ from oxygen_ros.evaluation.launching import (
     replayed_topics,
 )
 from oxygen_ros.evaluation.recording import BagError
+from oxygen_ros.neighbours import Neighbours
 from oxygen_ros.observation import SourceStatus
 from oxygen_ros.profile import RobotProfile, load_profile
 
@@ -85,6 +86,7 @@ def plotted(path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.case(51)
 def test_every_value_of_the_perspective_is_a_quoted_literal() -> None:
     assert len(list(quoted_values(json.loads(PERSPECTIVE.read_text())))) == 11
 
@@ -100,6 +102,7 @@ def test_every_running_plugin_has_its_settings_and_no_other_does() -> None:
     assert {'rqt_topic/TopicPlugin', 'rqt_runtime_monitor/RuntimeMonitor'} <= set(running)
 
 
+@pytest.mark.case(51)
 def test_the_plotted_topics_are_plain_numbers_of_the_nodes_statistics() -> None:
     topics = plotted(PERSPECTIVE)
     assert all(topic.startswith('/oxygen/stats/') for topic in topics)
@@ -166,15 +169,16 @@ def test_every_part_that_the_node_reports_on_falls_into_one_analyzer(node: str) 
     watched = monitor.Monitor(dummy(), monitor.Thresholds())
     sources = [camera.slot for camera in dummy().cameras] + ['joints']
     statuses = [
-        monitor.clock_status(False, 0),
+        monitor.ClockWatch().status(False, 0, 0),
         monitor.interlock_status({}, 0, 0),
+        Neighbours().status([], None),
         watched.middleware_status([], {}),
         watched.command_status(False, None, 0.0),
         watched.engine_status(False, None, not_ready=(), last_error='', broken=False, drops={}),
         watched.gripper_status({}),
         *(watched.source_status(SourceStatus(s, 't', 0, 0, 0, None, 0.0, '')) for s in sources),
     ]
-    assert len(statuses) == 9
+    assert len(statuses) == 10
     for status in statuses:
         name = f'{node}: {status.name}'
         found = [a['path'] for a in analyzers if any(part in name for part in a['contains'])]

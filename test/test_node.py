@@ -121,6 +121,7 @@ def test_the_lifecycle_walks_and_no_command_leaves_while_inactive(robot):
 # --- bad input on the running node ----------------------------------------------------------------
 
 
+@pytest.mark.case(2)
 def test_broken_images_are_refused_by_name_and_good_ones_go_on(robot):
     robot.start()
     robot.run_until_active()
@@ -185,6 +186,7 @@ def test_a_lost_optional_camera_costs_its_tokens_and_nothing_else(robot):
     assert robot.status('engine').level == b'\x00'
 
 
+@pytest.mark.case(32)
 def test_a_joint_that_is_missing_or_nan_stops_the_frames_and_never_becomes_a_command(robot):
     robot.start()
     robot.run_until_active()
@@ -200,6 +202,7 @@ def test_a_joint_that_is_missing_or_nan_stops_the_frames_and_never_becomes_a_com
     assert np.isfinite(positions).all()
 
 
+@pytest.mark.case(14)
 def test_an_instruction_may_be_latched_or_volatile_changes_once_and_an_unusable_one_holds(robot):
     from rclpy.qos import DurabilityPolicy, QoSProfile
     from std_msgs.msg import String
@@ -299,6 +302,7 @@ def tiny_tokenizer(folder):
     return folder / 'tokenizer.model'
 
 
+@pytest.mark.case(49)
 def test_parameters_take_an_int_for_a_double_and_refuse_what_makes_no_sense(robot):
     from rcl_interfaces.srv import SetParameters
     from rclpy.parameter import Parameter
@@ -428,6 +432,7 @@ class SimulatedTime:
         self._publisher.publish(Clock(clock=self.stamp()))
 
 
+@pytest.mark.case(28)
 def test_simulated_time_sets_the_pace_and_a_jump_back_begins_anew(robot):
     process = robot.start(use_sim_time=True)
     clock = SimulatedTime(robot, 100.0)
@@ -455,6 +460,7 @@ def test_simulated_time_sets_the_pace_and_a_jump_back_begins_anew(robot):
     assert process.interrupt() == 0
 
 
+@pytest.mark.case(50)
 def test_two_robots_in_two_namespaces_do_not_hear_each_other(graph, tmp_path):
     robots = [Robot(graph, tmp_path, namespace) for namespace in ('/left', '/right')]
     left, right = robots

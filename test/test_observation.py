@@ -146,6 +146,7 @@ def test_an_observation_does_not_change_and_cannot_be_changed() -> None:
         before.instruction = 'place'  # type: ignore[misc]
 
 
+@pytest.mark.case(22)
 def test_swapped_camera_slots_swap_the_images() -> None:
     pictures = []
     for slots in (('a', 'b'), ('b', 'a')):
@@ -161,6 +162,7 @@ def test_swapped_camera_slots_swap_the_images() -> None:
     assert pictures == [(10, 20), (20, 10)]
 
 
+@pytest.mark.case(22)
 def test_everything_is_taken_at_one_moment_though_decoding_takes_long() -> None:
     robot = Robot()
 
@@ -247,6 +249,7 @@ def test_nothing_is_decoded_while_something_is_missing() -> None:
 # ---- newest wins, decoded once
 
 
+@pytest.mark.case(12, 19)
 def test_the_newest_image_at_the_tick_is_used_and_only_that_one_is_decoded() -> None:
     robot = Robot()
     used = []
@@ -334,6 +337,7 @@ def test_a_camera_that_only_ever_sent_broken_images_says_so() -> None:
     assert robot.reasons() == (expected,)
 
 
+@pytest.mark.case(2, 8)
 def test_a_failing_and_a_recovering_camera_are_told_once_each() -> None:
     robot = Robot()
     robot.joints()
@@ -374,6 +378,7 @@ def test_images_refused_at_arrival_are_counted_and_leave_other_cameras_alone() -
 # ---- order
 
 
+@pytest.mark.case(21)
 def test_an_older_image_arriving_later_is_dropped_and_counted() -> None:
     robot = Robot()
     robot.joints()
@@ -386,6 +391,7 @@ def test_an_older_image_arriving_later_is_dropped_and_counted() -> None:
     assert robot.brightness() == 3
 
 
+@pytest.mark.case(21)
 def test_ten_images_of_an_earlier_epoch_are_a_clock_reset_accepted_once() -> None:
     robot = Robot()
     robot.image(0)
@@ -440,6 +446,7 @@ def test_a_frozen_camera_repeating_its_stamp_grows_old() -> None:
 # ---- stamps that cannot be believed
 
 
+@pytest.mark.case(20)
 @pytest.mark.parametrize(
     'header_ns',
     [
@@ -496,6 +503,7 @@ def test_one_stamp_in_the_future_does_not_shut_out_the_good_ones_after_it() -> N
     assert robot.buffer.drops() == {}
 
 
+@pytest.mark.case(20)
 def test_a_slow_drift_shows_in_the_age_until_it_is_too_old() -> None:
     robot = Robot()
     ages = []
@@ -576,6 +584,7 @@ def publish_50_hz(robot: Robot, seconds: float, zeros_every: int = 0) -> list[An
     return snapshots
 
 
+@pytest.mark.case(31)
 def test_a_second_publisher_of_zeros_stops_frames_until_a_second_after_it_is_gone() -> None:
     robot = Robot()
     # From the second jump on it is known; what the first one was cannot be told from one sample.
@@ -616,6 +625,7 @@ def test_a_joint_that_jumped_once_is_believed() -> None:
 # ---- instruction, clear, status
 
 
+@pytest.mark.case(14)
 def test_the_same_instruction_again_is_no_change() -> None:
     robot = Robot()
     assert robot.buffer.set_instruction(' pick the cup\n')
@@ -699,6 +709,7 @@ def test_a_snapshot_under_way_when_the_clock_jumps_comes_to_nothing() -> None:
     assert len(robot.reasons()) == 2  # nothing of the old epoch came back
 
 
+@pytest.mark.case(15)
 def test_the_rate_is_that_of_the_last_two_seconds_and_falls_to_zero() -> None:
     robot = Robot()
     assert robot.status().rate_hz == 0.0
@@ -822,6 +833,7 @@ def test_a_recording_gives_frames_until_its_base_camera_dies(bags: Path) -> None
     assert (wrist.received, wrist.dropped) == (30, 1)
 
 
+@pytest.mark.case(8)
 def test_recorded_good_and_damaged_jpegs_leave_the_last_good_one_in_use(bags: Path) -> None:
     odd = {topic: message for topic, _, message in read_bag(bags / 'derived_odd_encodings')}
     truth = odd['/truth/rgb8'].data.reshape(48, 64, 3)

@@ -77,6 +77,7 @@ def imported_roots(path: Path) -> set[str]:
     return names
 
 
+@pytest.mark.case(52)
 @pytest.mark.parametrize(('name', 'module', 'function'), EXECUTABLES)
 def test_an_executable_names_a_function_that_exists(name: str, module: str, function: str) -> None:
     path = ROOT / (module.replace('.', '/') + '.py')
@@ -89,7 +90,7 @@ def test_an_executable_names_a_function_that_exists(name: str, module: str, func
 def test_the_programs_are_executables() -> None:
     programs = {'oxygen', 'oxygen_demo', 'oxygen_episodes', 'oxygen_play', 'oxygen_tabletop'}
     programs |= {'oxygen_convert', 'oxygen_profile_check', 'oxygen_train', 'profile_check'}
-    programs |= {'oxygen_aloha', 'oxygen_eval'}
+    programs |= {'oxygen_aloha', 'oxygen_eval', 'oxygen_soak'}
     assert programs <= {name for name, _, _ in EXECUTABLES}
 
 
@@ -130,6 +131,7 @@ def test_every_requirement_is_pinned() -> None:
     assert '# everywhere' in lines, 'run cuts the file there'
 
 
+@pytest.mark.case(52)
 def test_messages_arrive_over_dds_as_they_were_sent(graph: Any) -> None:
     messages = pytest.importorskip('oxygen_ros.msg', reason='messages not built: ./run build')
     sent = [

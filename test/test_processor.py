@@ -169,6 +169,7 @@ def test_the_prompt_holds_the_normalised_state() -> None:
     assert seen.tokens[1:] == ByteTokenizer().encode('Task: wave, State: -1 128 255;\nAction: ')
 
 
+@pytest.mark.case(37)
 @pytest.mark.parametrize('normalization', ['quantile', 'mean_std', 'none'])
 def test_zero_deltas_command_the_joints_to_stay(normalization: str) -> None:
     stats = None if normalization == 'none' else STATS
@@ -228,6 +229,7 @@ def test_commands_become_the_actions_they_came_from(name: str) -> None:
     assert not encoded[:, width:].any()
 
 
+@pytest.mark.case(22)
 @pytest.mark.parametrize('normalization', ['quantile', 'mean_std', 'none'])
 def test_commands_are_encoded_against_the_state_of_now(normalization: str) -> None:
     """What an earlier chunk planned stays where it was planned when the robot has moved."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,40 @@ def test_a_key_given_twice_is_refused_with_its_line(tmp_path: Path) -> None:
         load_profile(str(path), CONFIG)
 
 
+@pytest.mark.parametrize(
+    'text',
+    [
+        'name: &a [x, x, x, x, x, x, x, x, x, x]\n'
+        + ''.join(
+            f'{k}: &{k} [{", ".join(["*" + before] * 10)}]\n' for before, k in pairwise('abcdefghi')
+        ),
+        'name: &a [*a]\n',
+        'name: ' + '[' * 20_000,
+        'name: 2026-99-99\n',
+        'name: \x00\n',
+        'name: ' + '9' * 5000 + '\n',
+    ],
+    ids=['aliases of aliases', 'a list of itself', 'deep', 'no date', 'nul', 'a long number'],
+)
+def test_a_file_that_would_exhaust_or_confuse_the_reader_is_refused(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / 'robot.yaml'
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=r'robot\.yaml: not readable as YAML') as caught:
+        load_profile(str(path), CONFIG)
+    assert len(str(caught.value)) < 1000
+
+
+def test_an_alias_may_be_used(tmp_path: Path) -> None:
+    text = (CONFIG / 'dummy.yaml').read_text()
+    text = text.replace('max_age_s: 0.5 ', 'max_age_s: &age 0.5 ', 1)
+    path = tmp_path / 'robot.yaml'
+    path.write_text(text.replace('    max_age_s: 0.5\n', '    max_age_s: *age\n', 1))
+    assert '*age' in path.read_text()
+    assert load_profile(str(path), CONFIG).cameras[1].max_age_s == 0.5
+
+
 def test_no_file_can_run_code(tmp_path: Path) -> None:
     path = tmp_path / 'robot.yaml'
     path.write_text("name: !!python/object/apply:os.system ['true']\n")
@@ -187,10 +222,13 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
         ('action.blending', 'rtc_train', ['action.blending', "did you mean 'rtc_trained'?"]),
         ('action.guidance_schedule', 'cosine', ['action.guidance_schedule', 'zeros, ones, linear']),
         # ranges
-        ('frame_rate_hz', 0, ['frame_rate_hz: expected a value above 0; got 0.0']),
+        ('frame_rate_hz', 0, ['frame_rate_hz: expected a value of at least 0.001; got 0.0']),
         ('frame_rate_hz', float('nan'), ['frame_rate_hz: expected a finite number; got nan']),
         ('command.rate_hz', float('inf'), ['command.rate_hz: expected a finite number']),
-        ('command.rate_hz', -1, ['command.rate_hz: expected a value above 0']),
+        ('command.rate_hz', -1, ['command.rate_hz: expected a value of at least 0.001']),
+        ('action.rate_hz', 1e9, ['action.rate_hz: expected a value of at most 1000; got']),
+        ('action.rate_hz', 10**400, ['action.rate_hz: expected a number']),
+        ('joints.max_age_s', 1e300, ['joints.max_age_s: expected a value of at most']),
         ('cameras.0.max_age_s', 0.0, ['cameras[0].max_age_s']),
         ('cameras.0.expected_hz', -1, ['cameras[0].expected_hz: expected a value of at least 0']),
         ('cameras.0.deadline_s', -1, ['cameras[0].deadline_s: expected a value of at least 0']),

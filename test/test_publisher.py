@@ -132,6 +132,7 @@ def test_a_trajectory_carries_all_rows_left() -> None:
     np.testing.assert_allclose(bench.sent[2][:, 0], np.linspace(0, 0.9, 10)[2:])
 
 
+@pytest.mark.case(23, 45)
 def test_an_engine_that_never_returns_changes_no_command() -> None:
     """CASES 45: the same commands with and without a thread stuck in a decode or a prefill."""
 
@@ -155,6 +156,7 @@ def test_an_engine_that_never_returns_changes_no_command() -> None:
 # Fallback
 
 
+@pytest.mark.case(23)
 def test_after_the_last_row_the_arm_holds_where_it_was_measured() -> None:
     """CASES 23: exactly the actions left, then the hold, once per period."""
     bench = Bench()
@@ -324,6 +326,7 @@ def test_a_halt_stops_velocities_even_without_measurement() -> None:
 # Limits
 
 
+@pytest.mark.case(39)
 def test_a_seam_between_chunks_is_crossed_in_limited_monotone_steps() -> None:
     """CASES 39: 0.3 rad apart, 0.1 per step: there within ceil(0.3 / 0.1) ticks."""
     bench = Bench()
@@ -338,6 +341,7 @@ def test_a_seam_between_chunks_is_crossed_in_limited_monotone_steps() -> None:
     assert bench.publisher.stats().last_intervention == 'limit_step: a, b'
 
 
+@pytest.mark.case(37, 40)
 def test_the_first_command_ramps_from_where_the_arm_stands() -> None:
     """CASES 40: state 0, first target 1.0."""
     bench = Bench()
@@ -349,6 +353,7 @@ def test_the_first_command_ramps_from_where_the_arm_stands() -> None:
     assert bench.publisher.stats().interventions['limit_step'] == 9
 
 
+@pytest.mark.case(40)
 def test_after_a_hold_motion_begins_where_the_arm_was_moved_to() -> None:
     bench = Bench()
     bench.tick(2)
@@ -356,6 +361,18 @@ def test_after_a_hold_motion_begins_where_the_arm_was_moved_to() -> None:
     bench.put(np.full((10, 2), [1.05, 0.0]))
     bench.tick()
     np.testing.assert_allclose(bench.first_rows[-1], [1.05, 0.0])
+
+
+def test_a_joint_that_is_no_longer_read_does_not_jump_back_to_its_last_reading() -> None:
+    bench = Bench(measured=(0.0, 0.0))
+    bench.put(ramp(0.0, 0.9))
+    for _ in range(14):  # ten rows, then the hold; only the first joint is still read
+        bench.tick()
+        bench.measured = np.array([bench.first_rows[-1, 0] + 0.01, 0.0])
+    bench.put(ramp(0.9, 0.9), frame=1)
+    bench.tick(10)
+    assert (np.abs(np.diff(bench.first_rows, axis=0)) <= 0.1 + 0.01 + 1e-9).all()
+    assert bench.first_rows[-1] == pytest.approx([0.9, 0.9])
 
 
 def test_no_command_leaves_the_limits() -> None:
@@ -369,6 +386,7 @@ def test_no_command_leaves_the_limits() -> None:
 # Time
 
 
+@pytest.mark.case(26)
 def test_a_jump_forward_sends_one_command_for_now_and_counts_the_rest() -> None:
     """CASES 26: SIGSTOP, suspend, or a clock that jumps; nothing is replayed."""
     bench = Bench(measured=(0.0, 0.0))
@@ -385,6 +403,7 @@ def test_a_jump_forward_sends_one_command_for_now_and_counts_the_rest() -> None:
     assert (stats.commands, stats.misses) == (9, 500)
 
 
+@pytest.mark.case(26)
 def test_after_a_jump_the_row_for_now_is_sent() -> None:
     bench = Bench(measured=(0.0, 0.0), max_velocity=(1e6, 1e6))
     bench.put(ramp(0, 1.9, rows=20))
@@ -419,6 +438,7 @@ def test_lateness_is_measured_from_the_deadline() -> None:
     assert stats.misses == 0
 
 
+@pytest.mark.case(27)
 def test_a_stopped_control_clock_does_not_stop_the_commands() -> None:
     """CASES 27: deadlines are on the steady clock; a paused /clock repeats the row for then."""
     bench = Bench()
@@ -429,6 +449,7 @@ def test_a_stopped_control_clock_does_not_stop_the_commands() -> None:
     np.testing.assert_array_equal(bench.first_rows, np.zeros((5, 2)))
 
 
+@pytest.mark.case(27)
 def test_a_control_clock_set_back_ends_in_the_fallback() -> None:
     bench = Bench()
     bench.put(ramp(0, 0.9))
@@ -438,6 +459,7 @@ def test_a_control_clock_set_back_ends_in_the_fallback() -> None:
     assert bench.publisher.stats().source == 'hold'
 
 
+@pytest.mark.case(51)
 def test_the_command_rate_falls_to_zero_when_stalled() -> None:
     """CASES 51: 50 Hz for 2 s, then nothing."""
     bench = Bench()

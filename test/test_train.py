@@ -161,16 +161,16 @@ def test_interrupted_training_ends_in_the_same_weights(
     profile: RobotProfile, processor: Processor, moments: Moments, tmp_path: Path
 ) -> None:
     stage = train.Stage('joint', 4, 1e-3, 0.5)
-    whole = make_trainer(processor, moments, tmp_path / 'whole.pt')
+    whole = make_trainer(processor, moments, tmp_path / 'whole.safetensors')
     batches = train.Batches(profile, processor, whole.recipe, moments, None)
     list(whole.run(stage, batches))
 
-    interrupted = make_trainer(processor, moments, tmp_path / 'cut.pt')
+    interrupted = make_trainer(processor, moments, tmp_path / 'cut.safetensors')
     run = interrupted.run(stage, batches)
     next(run), next(run)
     interrupted.save()
     del interrupted, run
-    resumed = make_trainer(processor, moments, tmp_path / 'cut.pt')
+    resumed = make_trainer(processor, moments, tmp_path / 'cut.safetensors')
     assert resumed.resume()
     assert resumed.step == 2
     list(resumed.run(stage, batches))

@@ -160,6 +160,7 @@ def test_unnormalising_undoes_normalising(normalization: str) -> None:
     np.testing.assert_allclose(transforms.unnormalize(there, stats, normalization), values)
 
 
+@pytest.mark.case(36)
 def test_aloha_commands_survive_the_way_to_the_model_and_back() -> None:
     commands = np.random.default_rng(0).uniform(0, 1, (5, 14))
     adapter = make_adapter('aloha', 14, 14)
@@ -296,6 +297,7 @@ def gripper(model: tuple[float, float], robot: tuple[float, float]) -> GripperAd
     return GripperAdapter(2, 2, Adapter(2, 2), (GripperMap(1, 1, model, robot),))
 
 
+@pytest.mark.case(36)
 @pytest.mark.parametrize(
     ('model', 'robot', 'position', 'expected'),
     [

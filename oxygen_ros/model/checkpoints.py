@@ -436,20 +436,19 @@ def find_norm_stats(checkpoint: Path | None, named: str) -> NormStats:
 
     Raises:
         FileNotFoundError: none, or more than one, naming where they were looked for.
-        CheckpointError: LeRobot's files are not as expected.
+        CheckpointError: LeRobot's files are not as expected, or a name leads out of the checkpoint.
         ValueError: see `load_norm_stats`.
     """
-    candidates = [Path(named).expanduser()] if named else []
+    if named and (path := Path(named).expanduser()).is_file():
+        return load_norm_stats(path)
+    found: list[Path] = []
     if checkpoint is not None:
         folder = folder_of(checkpoint)
-        if not any(path.is_file() for path in candidates) and (folder / PREPROCESSOR).is_file():
+        if (folder / PREPROCESSOR).is_file():
             return _lerobot_stats(folder)
-        assets = folder / 'assets'
-        if named:
-            candidates.append(assets / named / 'norm_stats.json')
-        else:
-            candidates += sorted(assets.glob('**/norm_stats.json'))
-    found = sorted({path for path in candidates if path.is_file()})
+        names = [f'{named}/norm_stats.json'] if named else _asset_files(folder)
+        candidates = [member(folder, f'assets/{name}') for name in names]
+        found = [path for path in candidates if path.is_file()]
     if len(found) != 1:
         where = f'{folder_of(checkpoint)}/assets' if checkpoint else 'a checkpoint'
         raise FileNotFoundError(
@@ -457,6 +456,11 @@ def find_norm_stats(checkpoint: Path | None, named: str) -> NormStats:
             f'{where}), found {[str(path) for path in found]}'
         )
     return load_norm_stats(found[0])
+
+
+def _asset_files(folder: Path) -> list[str]:
+    assets = folder / 'assets'
+    return sorted(str(path.relative_to(assets)) for path in assets.glob('**/norm_stats.json'))
 
 
 def _lerobot_stats(folder: Path) -> NormStats:

@@ -8,10 +8,11 @@ served. Seeded, and resumable at any step.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ import numpy as np
 import sentencepiece
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -382,29 +385,39 @@ class Trainer:
         """Go on where the checkpoint file, if there is one, was written."""
         if not self._checkpoint.is_file():
             return False
-        saved = torch.load(self._checkpoint, weights_only=True)
-        self.model.load_state_dict(saved['model'])
-        self.pointer.load_state_dict(saved['pointer'])
-        self.coach.load_state_dict(saved['coach'])
-        self.stage_index, self.step, self.cpu_s = saved['stage'], saved['step'], saved['cpu_s']
-        self._optimizer.load_state_dict(saved['optimizer'])
+        tensors = load_file(self._checkpoint)
+        with safe_open(self._checkpoint, framework='pt') as file:
+            progress = json.loads(file.metadata()['progress'])
+        for part, module in self._modules().items():
+            module.load_state_dict(_below(part, tensors))
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _below('optimizer', tensors).items():
+            number, _, quantity = name.partition('.')
+            states.setdefault(int(number), {})[quantity] = tensor
+        groups = progress['optimizer_groups']
+        self._optimizer.load_state_dict({'state': states, 'param_groups': groups})
+        self.stage_index, self.step = progress['stage'], progress['step']
+        self.cpu_s = progress['cpu_s']
         return True
 
     def save(self) -> None:
         """Write the checkpoint file, all or nothing."""
+        optimizer = self._optimizer.state_dict()
+        tensors = {
+            f'{part}.{name}': tensor
+            for part, module in self._modules().items()
+            for name, tensor in module.state_dict().items()
+        }
+        for number, state in optimizer['state'].items():
+            tensors |= {f'optimizer.{number}.{quantity}': state[quantity] for quantity in state}
+        progress = {
+            'stage': self.stage_index,
+            'step': self.step,
+            'cpu_s': self.cpu_s,
+            'optimizer_groups': optimizer['param_groups'],
+        }
         unfinished = self._checkpoint.with_suffix('.part')
-        torch.save(
-            {
-                'model': self.model.state_dict(),
-                'pointer': self.pointer.state_dict(),
-                'coach': self.coach.state_dict(),
-                'optimizer': self._optimizer.state_dict(),
-                'stage': self.stage_index,
-                'step': self.step,
-                'cpu_s': self.cpu_s,
-            },
-            unfinished,
-        )
+        save_file(tensors, unfinished, metadata={'progress': json.dumps(progress)})
         unfinished.rename(self._checkpoint)
 
     def run(self, stage: Stage, batches: Batches) -> Iterator[dict[str, float]]:
@@ -458,8 +471,11 @@ class Trainer:
         nn.utils.clip_grad_norm_(self._parameters(), 1.0)
         self._optimizer.step()
 
+    def _modules(self) -> dict[str, nn.Module]:
+        return {'model': self.model, 'pointer': self.pointer, 'coach': self.coach}
+
     def _parameters(self) -> list[nn.Parameter]:
-        modules = (self.model, self.pointer, self.coach)
+        modules = self._modules().values()
         return [parameter for module in modules for parameter in module.parameters()]
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
@@ -470,6 +486,15 @@ class Trainer:
             {'params': vectors, 'weight_decay': 0.0},
         ]
         return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95))
+
+
+def _below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    prefix = f'{part}.'
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 # --- the whole way ----------------------------------------------------------------------------
@@ -578,7 +603,7 @@ def train(recipe: Recipe, profile: RobotProfile, output: Path, cache: Path, resu
     config = preset(profile.model.preset, prefix_attention=profile.model.prefix_attention)
     assert config.vision.image_size == IMAGE_SIZE
     cache.mkdir(parents=True, exist_ok=True)
-    checkpoint = cache / 'checkpoint.pt'
+    checkpoint = cache / 'checkpoint.safetensors'
     if not resume:
         checkpoint.unlink(missing_ok=True)
         for stage in recipe.stages:
