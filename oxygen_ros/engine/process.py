@@ -90,6 +90,7 @@ class _Child:
             )  # fmt: skip
         self._channel = Channel(ours)
         self._why = ''
+        self._ended = threading.Event()
         self.pid = self._process.pid
         self.using = threading.Lock()
         """Held while it is asked and listened to."""
@@ -99,7 +100,7 @@ class _Child:
         """The last news of every sequence that has not ended."""
 
     def ask(self, message: Plain, timeout_s: float, listen: Callable[[Plain], None]) -> Plain:
-        """Return the answer; what comes before it goes to `listen`.
+        """Return the answer; it and the news before it go to `listen`.
 
         Raises _Lost if the child ends meanwhile, or lives without a sign for timeout_s to twice
         that; it is then killed.
@@ -109,7 +110,6 @@ class _Child:
                 self._channel.send(message)
                 answer, failure = self._listen(timeout_s, listen)
             except (OSError, EOFError) as error:
-                self._end_within(END_TIMEOUT_S)
                 raise _Lost from error
         if failure is not None:
             raise failure
@@ -120,12 +120,14 @@ class _Child:
     ) -> tuple[Plain, Exception | None]:
         """Hear everything out, even if `listen` fails: the next answer is not to be mistaken."""
         failure: Exception | None = None
-        while (answer := self._receive(timeout_s))['say'] not in ('done', 'error'):
+        while True:
+            answer = self._receive(timeout_s)
             try:
                 listen(answer)
             except Exception as error:
                 failure = failure or error
-        return answer, failure
+            if answer['say'] in ('done', 'error'):
+                return answer, failure
 
     def _receive(self, timeout_s: float) -> Plain:
         while True:
@@ -136,13 +138,6 @@ class _Child:
                 if self._memory.beats == beats:
                     self.kill(f'gave no sign for {timeout_s:g} s, see engine_timeout_s')
                     raise
-
-    def _end_within(self, timeout_s: float) -> None:
-        """Of a child that has closed its channel: it may still be putting a large model away."""
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill('closed its channel')
 
     def kill(self, why: str) -> None:
         """End it at once; the first reason given is the one told."""
@@ -157,15 +152,29 @@ class _Child:
         else:
             self.kill('closed')
 
-    def wait(self) -> str:
-        """Wait for the end and return its reason."""
-        code = self._process.wait()
-        if self._why:
-            return self._why
-        if code < 0:
-            hint = ', perhaps by the kernel for lack of memory' * (code == -signal.SIGKILL)
-            return f'was ended by signal {-code} ({signal.strsignal(-code)}){hint}'
-        return f'ended by itself with code {code}'
+    def wait(self, limit_s: float | None = None) -> None:
+        """Wait for the end, if need be make one after limit_s. By one thread alone."""
+        try:
+            self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.kill('closed its channel')
+            self._process.wait()
+        self._ended.set()
+
+    def await_end(self, limit_s: float) -> None:
+        """As `wait`, by another thread."""
+        if not self._ended.wait(limit_s):
+            self.kill('closed its channel')
+            self._ended.wait()
+
+    @property
+    def reason(self) -> str:
+        """Why it has ended."""
+        code = self._process.returncode
+        if self._why or code >= 0:
+            return self._why or f'ended by itself with code {code}'
+        hint = ', perhaps by the kernel for lack of memory' * (code == -signal.SIGKILL)
+        return f'was ended by signal {-code} ({signal.strsignal(-code)}){hint}'
 
     def close(self) -> None:
         """Free the channel of a child that has ended."""
@@ -288,9 +297,9 @@ class EngineProcess:
         try:
             answer = child.ask(message, self._timeout_s, lambda news: self._hear(child, news))
         except _Lost:
-            self._lose(child)
+            child.await_end(END_TIMEOUT_S)
+            self._settle(child)
             raise EngineAway(self.away or 'the engine process is being closed') from None
-        self._take_stats(answer['stats'])
         if answer['say'] == 'error':
             known = answer['type'] in _KNOWN_ERRORS
             raise _error_of(answer, f'{"" if known else answer["type"] + ": "}{answer["message"]}')
@@ -304,8 +313,9 @@ class EngineProcess:
     # --- what the child tells -----------------------------------------------------------------
 
     def _hear(self, child: _Child, news: Plain) -> None:
+        if 'stats' in news:
+            self._take_stats(news['stats'])  # whoever gets a chunk may ask how long it took
         if news['say'] == 'chunk':
-            self._take_stats(news['stats'])  # whoever gets the chunk may ask how long it took
             self._on_chunk(read_chunk(news['chunk'], self._memory.chunk))
         elif news['say'] == 'text':
             update = read_text(news['text'])
@@ -361,20 +371,31 @@ class EngineProcess:
     # --- the supervising thread ---------------------------------------------------------------
 
     def _supervise(self) -> None:
-        """Start processes, one after the other; only the first one's failure ends it."""
-        while (child := self._start()) is not None:
-            error = self._build(child)
-            if error is None:
-                self._lose(child)
-            elif self._first_over.is_set():
-                self._be_away(f'could not start: {error}', child)
-            else:
+        """Run processes, one after the other; only the first one's failure to start ends it."""
+        while not self._closing.is_set():
+            error = self._run_one()
+            if error is not None and self._first_over.is_set():
+                self._be_away(f'could not start: {error}', math.inf)
+            elif error is not None:
                 self._first_error = error
                 self._closing.set()
-            child.close()
-            if self._closing.wait(self._pause_s()):
-                break
+            self._closing.wait(self._pause_s())
         self._first_over.set()
+
+    def _run_one(self) -> Exception | None:
+        """See a process from its start to its end; return why it never had an engine."""
+        try:
+            child = self._start()
+        except OSError as error:  # the system has no memory or no process to spare
+            return error
+        if child is None:
+            return None
+        problem = self._build(child)
+        if problem is None:
+            child.wait()
+            self._settle(child)
+        child.close()
+        return problem
 
     def _pause_s(self) -> float:
         absence = self._absence
@@ -395,13 +416,13 @@ class EngineProcess:
                 self._setup, LOADING_FACTOR * self._timeout_s, lambda news: self._hear(child, news)
             )
         except _Lost:
-            return RuntimeError(f'the engine process {child.wait()}')
+            child.wait(END_TIMEOUT_S)
+            return RuntimeError(f'the engine process {child.reason}')
         if answer['say'] == 'error':
             child.kill('could not be built')
             child.wait()
             return _error_of(answer, answer['message'])
         self.action_horizon = answer['horizon']
-        self._take_stats(answer['stats'])
         child.warm_s = time.monotonic()
         self._failed_steps, self._absence, self._child = 0, None, child
         self._first_error = None
@@ -409,15 +430,14 @@ class EngineProcess:
         self._first_over.set()
         return None
 
-    def _lose(self, child: _Child) -> None:
-        """Wait for the end of a process and settle what it leaves; whoever notices first does."""
-        reason = child.wait()
+    def _settle(self, child: _Child) -> None:
+        """See to what a process has left; whoever notices its end first does."""
         with child.using:  # news that it sent before its end come first
             if self._child is not child:
                 return
             self._child = None
+            self._be_away(child.reason, child.warm_s)
             self._end_texts(child)
-            self._be_away(reason, child)
 
     def _end_texts(self, child: _Child) -> None:
         closing = self._closing.is_set()
@@ -433,11 +453,11 @@ class EngineProcess:
         for update in child.live.values():
             self._on_text(replace(update, delta='', reason=reason))
 
-    def _be_away(self, reason: str, child: _Child) -> None:
+    def _be_away(self, reason: str, warm_s: float) -> None:
         if self._closing.is_set():
             return
         now_s = time.monotonic()
-        self._losses = 1 if now_s - child.warm_s > STEADY_S else self._losses + 1
+        self._losses = 1 if now_s - warm_s > STEADY_S else self._losses + 1
         pause_s = min(MIN_PAUSE_S * 2 ** (self._losses - 1), MAX_PAUSE_S)
         self._absence = _Absence(reason, self._losses, now_s + pause_s)
         self._on_lost(reason)
