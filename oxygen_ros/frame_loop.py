@@ -12,7 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from oxygen_ros.engine.engine import NO_DEADLINE_NS, Engine, ObservationRefused
+from oxygen_ros.engine.engine import (
+    NO_DEADLINE_NS,
+    EngineAway,
+    FrameEngine,
+    ObservationRefused,
+)
 from oxygen_ros.engine.sequence import FinishReason
 from oxygen_ros.observation import NotReady, Observation
 
@@ -29,11 +34,12 @@ class FrameLoop:
 
     def __init__(
         self,
-        build: Callable[[Callable[[], bool]], Engine],
+        build: Callable[[Callable[[], bool]], FrameEngine],
         snapshot: Callable[[int], Observation | NotReady],
         *,
         period_ns: int | None,
         on_failure: Callable[[Exception], None],
+        on_waiting: Callable[[bool], None] = lambda waiting: None,
     ) -> None:
         """Start nothing yet.
 
@@ -43,18 +49,21 @@ class FrameLoop:
             period_ns: time from a tick to the next, the deadline of decoding; None where ticks
                 follow a simulated clock and nobody knows when the next one comes.
             on_failure: told every exception of the engine, in the frame thread.
+            on_waiting: told what `frame_waiting` would say whenever it may have changed, for an
+                engine that cannot ask; called by any thread, must not block.
         """
         self._build = build
         self._snapshot = snapshot
         self._period_ns = period_ns
         self._on_failure = on_failure
+        self._on_waiting = on_waiting
         self._wake = threading.Condition()  # guards the three fields below
         self._tick_ns: int | None = None
         self._resting = True
         self._closing = False
 
         # Written by the frame thread, read by others: single assignments, no lock.
-        self.engine: Engine | None = None
+        self.engine: FrameEngine | None = None
         self.build_error: Exception | None = None
         self.next_frame = 0
         """Number of the first frame whose observation is certainly not taken yet."""
@@ -65,7 +74,7 @@ class FrameLoop:
         self.ready = threading.Event()
         """Set when the engine is warm, or `build_error` says why there is none."""
 
-        self._drops = Counter(tick_skipped=0, frame_failed=0, frame_refused=0)
+        self._drops = Counter(tick_skipped=0, frame_failed=0, frame_refused=0, engine_away=0)
         self._thread = threading.Thread(target=self._run, name='frame', daemon=True)
 
     @property
@@ -86,22 +95,27 @@ class FrameLoop:
         with self._wake:
             self._drops['tick_skipped'] += self._tick_ns is not None
             self._tick_ns, self._resting = time.monotonic_ns(), False
-            self._wake.notify()
+            self._announce()
 
     def rest(self) -> None:
         """Take no more frames; end all texts as cancelled when the current pass is over."""
         with self._wake:
             self._tick_ns, self._resting = None, True
-            self._wake.notify()
+            self._announce()
 
     def close(self, timeout_s: float) -> bool:
         """End all texts and the thread; False if the model did not return in time."""
         with self._wake:
             self._tick_ns, self._closing = None, True
-            self._wake.notify()
+            self._announce()
         if self.alive:
             self._thread.join(timeout_s)
         return not self.alive
+
+    def _announce(self) -> None:
+        """Under the lock: something has changed, for the frame thread or for the engine."""
+        self._on_waiting(self._frame_waiting())
+        self._wake.notify()
 
     def drops(self) -> dict[str, int]:
         """Return how many ticks and frames came to nothing, by reason."""
@@ -131,20 +145,21 @@ class FrameLoop:
         """Whether decoding should give way: to a newer frame, to rest, or to the end."""
         return self._tick_ns is not None or self._resting or self._closing
 
-    def _wait_for_work(self, engine: Engine) -> int | None:
+    def _wait_for_work(self, engine: FrameEngine) -> int | None:
         """Return the time of the next tick, or None if it is time to rest or to end."""
         with self._wake:
             self._wake.wait_for(
                 lambda: (
                     self._tick_ns is not None
                     or self._closing
-                    or (self._resting and engine.scheduler.live)
+                    or (self._resting and engine.stats.live_sequences)
                 )
             )
             tick_ns, self._tick_ns = self._tick_ns, None
+            self._on_waiting(self._frame_waiting())
             return tick_ns
 
-    def _take_frame(self, engine: Engine, tick_ns: int) -> None:
+    def _take_frame(self, engine: FrameEngine, tick_ns: int) -> None:
         deadline_ns = NO_DEADLINE_NS if self._period_ns is None else tick_ns + self._period_ns
         if self.broken:
             return
@@ -163,12 +178,15 @@ class FrameLoop:
         except ObservationRefused as error:
             self._drops['frame_refused'] += 1
             self.not_ready = (str(error),)
+        except EngineAway as error:
+            self._drops['engine_away'] += 1
+            self.not_ready, self.failures = (str(error),), 0  # of the one that is gone
         except Exception as error:
             self._drops['frame_failed'] += 1
             self.failures += 1
             self._on_failure(error)
 
-    def _end_texts(self, engine: Engine) -> None:
+    def _end_texts(self, engine: FrameEngine) -> None:
         try:
             engine.cancel(FinishReason.SHUTDOWN if self._closing else FinishReason.CANCELLED)
         except Exception as error:

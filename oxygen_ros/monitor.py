@@ -236,6 +236,7 @@ class Monitor:
         not_ready: Sequence[str],
         last_error: str,
         broken: bool,
+        away: str,
         drops: Mapping[str, int],
     ) -> Status:
         """Describe the engine and what was dropped on the way in and out."""
@@ -257,6 +258,8 @@ class Monitor:
         grown = self._drop_growth.grown(drops)
         if broken:
             return Status('engine', ERROR, f'given up: {last_error}', values)
+        if away:
+            return Status('engine', ERROR, away, values)
         if 'frame_failed' in grown:
             return Status('engine', ERROR, f'a frame failed: {last_error}', values)
         if not active:

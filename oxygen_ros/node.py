@@ -42,6 +42,8 @@ from oxygen_ros import conversions, garbage, monitor
 from oxygen_ros.actions import ActionBuffer, ActionChunk
 from oxygen_ros.annotated import Annotation
 from oxygen_ros.conversions import ConversionError
+from oxygen_ros.engine.options import EngineOptions
+from oxygen_ros.engine.process import EngineProcess
 from oxygen_ros.frame_loop import FrameLoop
 from oxygen_ros.interlock import Interlock
 from oxygen_ros.memory_store import MAX_TIME_NS, MemoryStore, MemoryStoreError
@@ -113,6 +115,8 @@ class Parts:
     subscriptions: list[Any]
     memory: MemoryStore | None
     """Keeps notes across restarts; None where no parameter names a file."""
+    process: EngineProcess | None
+    """The engine's own process; None where it runs in the frame thread."""
     publisher: CommandPublisher | None = None
     annotation: Annotation | None = None
     """None where nobody asked for pictures."""
@@ -233,16 +237,20 @@ class OxygenNode(LifecycleNode):
         buffer.set_instruction(self._value('instruction') or profile.instruction.default)
         publisher = functools.partial(self._qos.create_publisher, self.create_publisher)
         actions = ActionBuffer.of_profile(profile)
+        process = self._engine_process(profile, actions)
         self._parts = parts = Parts(
             profile=profile,
             control_ns=control_ns,
             buffer=buffer,
             actions=actions,
             loop=FrameLoop(
-                functools.partial(self._build_engine, profile, actions),
+                functools.partial(self._build_engine, profile, actions)
+                if process is None
+                else lambda frame_waiting: process,
                 self._snapshot,
                 period_ns=None if use_sim_time else round(1e9 / profile.frame_rate_hz),
                 on_failure=self._on_engine_failure,
+                on_waiting=_ignore if process is None else process.set_frame_waiting,
             ),
             monitor=monitor.Monitor(profile, self._thresholds()),
             neighbours=Neighbours(),
@@ -256,6 +264,7 @@ class OxygenNode(LifecycleNode):
             },
             subscriptions=[],
             memory=self._open_memory(),
+            process=process,
         )
         self._remember(parts)
         self._load_engine(parts)
@@ -313,13 +322,8 @@ class OxygenNode(LifecycleNode):
             profile = replace(profile, model=replace(profile.model, num_denoise_steps=steps))
         return profile
 
-    def _build_engine(
-        self, profile: RobotProfile, actions: ActionBuffer, frame_waiting: Callable[[], bool]
-    ) -> Any:
-        """Runs in the frame thread. torch is imported here, so a node without a model is light."""
-        from oxygen_ros.engine.factory import EngineOptions, build_engine
-
-        options = EngineOptions(
+    def _engine_options(self) -> EngineOptions:
+        return EngineOptions(
             checkpoint=self._value('checkpoint'),
             tokenizer=self._value('tokenizer'),
             openpi_config=self._value('openpi_config'),
@@ -331,14 +335,42 @@ class OxygenNode(LifecycleNode):
             seed=self._value('seed'),
             execution=self._value('execution'),
         )
+
+    def _build_engine(
+        self, profile: RobotProfile, actions: ActionBuffer, frame_waiting: Callable[[], bool]
+    ) -> Any:
+        """Runs in the frame thread. torch is imported here, so a node without a model is light."""
+        from oxygen_ros.engine.factory import build_engine
+
         return build_engine(
             profile,
-            options,
+            self._engine_options(),
             on_chunk=self._on_chunk,
             on_text=self._on_text,
             leftover=actions.leftover,
             frame_waiting=frame_waiting,
             on_progress=monitor.progress_sentences(self.get_logger().info),
+        )
+
+    def _engine_process(self, profile: RobotProfile, actions: ActionBuffer) -> EngineProcess | None:
+        """Return what will start the engine's process; None where the frame thread is to do it."""
+        isolation = self._value('isolation')
+        if isolation not in ('thread', 'process'):
+            raise ValueError(
+                f"parameter 'isolation': expected thread or process, got {isolation!r}"
+            )
+        if isolation == 'thread':
+            return None
+        return EngineProcess(
+            profile,
+            self._engine_options(),
+            timeout_s=float(self._value('engine_timeout_s')),
+            on_chunk=self._on_chunk,
+            on_text=self._on_text,
+            leftover=actions.leftover,
+            on_progress=monitor.progress_sentences(self.get_logger().info),
+            on_ready=lambda pid: self.get_logger().info(f'the engine is ready in process {pid}'),
+            on_lost=self._on_engine_lost,
         )
 
     def _load_engine(self, parts: Parts) -> None:
@@ -408,7 +440,7 @@ class OxygenNode(LifecycleNode):
             parts.jump_handle.unregister()
         for subscription in parts.subscriptions:
             self.destroy_subscription(subscription)
-        if not parts.loop.close(CLOSE_TIMEOUT_S):
+        if not self._close_engine(parts):
             self.get_logger().warning('the model did not return in time; its thread is left behind')
         for publisher in (parts.commands, parts.chunks, *parts.news.values()):
             self.destroy_publisher(publisher)
@@ -421,6 +453,15 @@ class OxygenNode(LifecycleNode):
             parts.memory.close()
         self._parts = None
         garbage.release()
+
+    def _close_engine(self, parts: Parts) -> bool:
+        """End the frame thread and the engine's process; a process that is loading is not asked."""
+        if parts.process is None:
+            return parts.loop.close(CLOSE_TIMEOUT_S)
+        if parts.loop.ready.is_set():
+            parts.loop.close(CLOSE_TIMEOUT_S / 2)
+        parts.process.close()
+        return parts.loop.close(CLOSE_TIMEOUT_S / 2)
 
     # --- executor thread: callbacks only store ------------------------------------------------
 
@@ -597,6 +638,14 @@ class OxygenNode(LifecycleNode):
         self.get_logger().error(f'engine: {self._last_failure}', throttle_duration_sec=1.0)
         self.get_logger().debug(''.join(traceback.format_exception(error)))
 
+    def _on_engine_lost(self, reason: str) -> None:
+        """By the frame thread, or another while that one is idle: nobody thinks for the robot."""
+        parts = self._parts
+        if parts is not None:
+            parts.actions.clear('engine_lost', parts.loop.next_frame)
+        self._last_failure = f'the engine process {reason}'
+        self.get_logger().error(f'{self._last_failure}; it will be started again')
+
     # --- publisher thread ---------------------------------------------------------------------
 
     def _send_command(self, rows: np.ndarray) -> None:
@@ -627,7 +676,7 @@ class OxygenNode(LifecycleNode):
             time.monotonic_ns(),
             parts.loop.engine.stats,
             parts.publisher.stats() if parts.publisher is not None else None,
-            horizon=parts.loop.engine.processor.action_horizon,
+            horizon=parts.loop.engine.action_horizon,
             active=self._active,
             observation_age_ms=parts.observation_age_ms,
         )
@@ -727,6 +776,7 @@ class OxygenNode(LifecycleNode):
                 not_ready=parts.loop.not_ready,
                 last_error=self._last_failure,
                 broken=parts.loop.broken,
+                away=parts.process.away if parts.process is not None else '',
                 drops=self._drops(parts),
             ),
             parts.monitor.middleware_status(self._qos.misfits(), self._qos.missed()),

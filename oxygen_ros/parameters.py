@@ -82,6 +82,20 @@ PARAMETERS = (
         'unified, or to compare with: shared (texts inside their frame), isolated (also a prefill '
         'per task).',
     ),
+    NodeParameter(
+        'isolation',
+        'thread',
+        'Where the engine runs: thread (of the node), or process (one of its own, which is '
+        'replaced when it is lost).',
+    ),
+    NodeParameter(
+        'engine_timeout_s',
+        10.0,
+        'With isolation process: an engine that shows no sign of life for so long during a frame '
+        'is replaced; 30 times as long while it loads [s].',
+        0.1,
+        3600,
+    ),
     NodeParameter('frame_rate_hz', 0.0, 'Frames per second; 0 takes the profile.', 0, 1000),
     NodeParameter(
         'command_deadline_periods',

@@ -228,14 +228,39 @@ def load_profile(name_or_path: str, search_dir: Path) -> RobotProfile:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         # ValueError: bytes that are no UTF-8, and dates and numbers that are none.
         raise ProfileError(f'{path}: not readable as YAML: {error}') from error
-    profile: RobotProfile = _Reader(path, _num_commands(raw)).record(RobotProfile, raw, '')
+    return read_profile(raw, str(path))
+
+
+def read_profile(raw: Any, source: str) -> RobotProfile:
+    """Check plain values, laid out as in a file; `source` is what errors call that file."""
+    profile: RobotProfile = _Reader(source, _num_commands(raw)).record(RobotProfile, raw, '')
     if not profile.command.names:
         command = replace(profile.command, names=profile.joints.names)
         profile = replace(profile, command=command)
-    problems = [f'{path}: {problem}' for problem in _problems(profile)]
+    problems = [f'{source}: {problem}' for problem in _problems(profile)]
     if problems:
         raise ProfileError('\n'.join(problems))
     return profile
+
+
+def plain_profile(profile: RobotProfile) -> dict[str, Any]:
+    """Return the profile as `read_profile` takes it: JSON and YAML hold it without loss."""
+    return _plain_record(profile)
+
+
+def _plain_record(record: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for spec in fields(record):
+        block = spec.metadata.get('block')
+        into = plain.setdefault(block, {}) if block else plain
+        into[spec.name] = _plain_value(getattr(record, spec.name))
+    return plain
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain_value(one) for one in value]
+    return _plain_record(value) if is_dataclass(value) else value
 
 
 def share_folder() -> Path:
@@ -319,8 +344,8 @@ def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
 class _Reader:
     """Builds typed, frozen records from plain YAML values; the first bad value ends it."""
 
-    def __init__(self, path: Path, num_commands: int) -> None:
-        self._path = path
+    def __init__(self, source: str, num_commands: int) -> None:
+        self._source = source
         self._num_commands = num_commands
 
     def record(self, cls: type, raw: Any, key: str) -> Any:
@@ -403,7 +428,7 @@ class _Reader:
         return self._error(key, f'expected {expected}; got {got!r} ({type(got).__name__})')
 
     def _error(self, key: str, problem: str) -> ProfileError:
-        return ProfileError(f'{self._path}: {key}: {problem}')
+        return ProfileError(f'{self._source}: {key}: {problem}')
 
 
 _KIND = {str: 'a text', bool: 'true or false', int: 'a whole number', float: 'a number'}

@@ -7,7 +7,12 @@ import time
 
 import pytest
 
-from oxygen_ros.engine.engine import NO_DEADLINE_NS, ObservationRefused
+from oxygen_ros.engine.engine import (
+    NO_DEADLINE_NS,
+    EngineAway,
+    EngineStats,
+    ObservationRefused,
+)
 from oxygen_ros.engine.sequence import FinishReason
 from oxygen_ros.frame_loop import MAX_FAILURES, FrameLoop
 from oxygen_ros.observation import NotReady
@@ -15,16 +20,12 @@ from oxygen_ros.observation import NotReady
 WAIT_S = 20.0
 
 
-class Scheduler:
-    live: tuple = ()
-
-
 class Engine:
     """Logs what it is asked; blocks or fails on demand. Every call is announced to the test."""
 
     def __init__(self, frame_waiting=lambda: False):
         self.frame_waiting = frame_waiting
-        self.scheduler = Scheduler()
+        self.stats = EngineStats()
         self.calls: list[tuple] = []
         self.threads: set[int] = set()
         self.errors: list[Exception] = []
@@ -45,7 +46,7 @@ class Engine:
         self._log('decode', deadline_ns)
 
     def cancel(self, reason):
-        self.scheduler.live = ()
+        self.stats = EngineStats()
         self._log('cancel', reason)
 
     def _log(self, *call):
@@ -66,8 +67,13 @@ class Loop:
     def __init__(self, period_ns=100, observe=lambda frame: ('observation', frame)):
         self.engine = Engine()
         self.failures: list[Exception] = []
+        self.waiting: list[bool] = []
         self.loop = FrameLoop(
-            self._build, observe, period_ns=period_ns, on_failure=self.failures.append
+            self._build,
+            observe,
+            period_ns=period_ns,
+            on_failure=self.failures.append,
+            on_waiting=self.waiting.append,
         )
         self.loop.start()
         assert self.loop.ready.wait(WAIT_S)
@@ -101,7 +107,7 @@ def test_the_model_lives_in_one_thread_from_warm_up_to_the_end(running):
     made = running()
     for frame in range(100):
         made.tick(frame + 1)
-    made.engine.scheduler.live = ('text',)
+    made.engine.stats = EngineStats(live_sequences=1)
     made.loop.rest()
     made.engine.wait_for('cancel')
     made.tick(101)
@@ -187,10 +193,40 @@ def test_an_engine_that_fails_again_and_again_is_given_up(running):
     assert made.engine.count('step') == MAX_FAILURES
 
 
+def test_an_engine_that_is_away_is_waited_for_and_no_failure(running):
+    made = running()
+    made.engine.errors = [
+        *(RuntimeError('device gone') for _ in range(MAX_FAILURES - 1)),
+        EngineAway('the engine process was ended; restart 1 in 1 s'),
+    ]
+    for frame in range(MAX_FAILURES):
+        made.tick(frame + 1)
+    made.engine.wait_for('step', MAX_FAILURES)
+    made.engine.errors = [RuntimeError('of the next process')]
+    made.tick(MAX_FAILURES + 1)
+    made.tick(MAX_FAILURES + 2)
+    assert made.loop.drops() == {'engine_away': 1, 'frame_failed': MAX_FAILURES}
+    assert not made.loop.broken
+
+
+def test_an_engine_that_cannot_ask_is_told_whether_a_frame_waits(running):
+    made = running()
+    made.engine.gate = threading.Event()
+    made.tick()
+    assert made.waiting[-1] is False  # taken
+    made.loop.tick()
+    assert made.waiting[-1] is True
+    made.engine.gate.set()
+    made.engine.wait_for('step', 2)
+    assert made.waiting[-1] is False
+    made.loop.rest()
+    assert made.waiting[-1] is True
+
+
 def test_rest_ends_the_texts_as_cancelled_and_the_end_as_shut_down(running):
     made = running()
     made.tick()
-    made.engine.scheduler.live = ('text',)
+    made.engine.stats = EngineStats(live_sequences=1)
     made.loop.rest()
     made.engine.wait_for('cancel')
     assert made.engine.calls[-1] == ('cancel', FinishReason.CANCELLED)

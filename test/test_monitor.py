@@ -52,7 +52,7 @@ def monitor(request) -> Monitor:
 
 
 def engine_status(monitor, stats=None, active=True, **changes):
-    given = {'not_ready': (), 'last_error': '', 'broken': False, 'drops': {}, **changes}
+    given = {'not_ready': (), 'last_error': '', 'broken': False, 'away': '', 'drops': {}, **changes}
     return monitor.engine_status(active, stats or EngineStats(frames=9), **given)
 
 
@@ -167,6 +167,7 @@ def test_old_misses_are_no_news(monitor):
         ({'drops': {'text_expired': 2}}, WARN, '2 text_expired'),
         ({'drops': {'frame_failed': 1}, 'last_error': 'OOM'}, ERROR, 'a frame failed: OOM'),
         ({'broken': True, 'last_error': 'OOM'}, ERROR, 'given up: OOM'),
+        ({'away': 'it was ended; restart 1 in 1 s', 'active': False}, ERROR, 'restart 1 in 1 s'),
         ({'stats': EngineStats(starved_frames=4, prefill_ms=90.0)}, WARN, 'no time to write'),
     ],
 )

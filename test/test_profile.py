@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,7 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from oxygen_ros.profile import ProfileError, RobotProfile, load_profile
+from oxygen_ros.profile import (
+    ProfileError,
+    RobotProfile,
+    load_profile,
+    plain_profile,
+    read_profile,
+)
 
 CONFIG = Path(__file__).parents[1] / 'config'
 ROBOTS = ('aloha', 'droid', 'dummy', 'libero', 'tabletop', 'template')
@@ -56,6 +63,12 @@ def refusal(load: Load, raw: dict[str, Any]) -> str:
 @pytest.mark.parametrize('name', ROBOTS)
 def test_every_shipped_profile_loads_under_its_own_name(name: str) -> None:
     assert load_profile(name, CONFIG).name == name
+
+
+@pytest.mark.parametrize('name', ROBOTS)
+def test_a_profile_survives_json(name: str) -> None:
+    profile = load_profile(name, CONFIG)
+    assert read_profile(json.loads(json.dumps(plain_profile(profile))), name) == profile
 
 
 def test_every_profile_in_config_is_tested_here() -> None:

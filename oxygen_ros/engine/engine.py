@@ -92,6 +92,23 @@ class NonFiniteActions(RuntimeError):
     """The model answered a frame with NaN or infinity; the frame was thrown away."""
 
 
+class EngineAway(RuntimeError):
+    """The process of the engine is gone and the next one is not ready; the message says both."""
+
+
+class FrameEngine(Protocol):
+    """What the frame thread asks of an engine, be it here or in a process of its own."""
+
+    @property
+    def stats(self) -> EngineStats: ...
+    @property
+    def action_horizon(self) -> int: ...
+    def warm_up(self) -> None: ...
+    def step(self, observation: Observation, deadline_ns: int) -> None: ...
+    def decode(self, deadline_ns: int) -> None: ...
+    def cancel(self, reason: FinishReason) -> None: ...
+
+
 class Engine:
     def __init__(
         self,
@@ -335,6 +352,11 @@ class Engine:
     def stats(self) -> EngineStats:
         """Numbers of the latest moment between two passes; may be read from any thread."""
         return self._stats  # one assignment by the frame thread, no lock
+
+    @property
+    def action_horizon(self) -> int:
+        """Rows of every chunk."""
+        return self.processor.action_horizon
 
     def _reset_counters(self) -> None:
         self._frames = self._chunks = self._tokens = self._decode_steps = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.baselines import IsolatedEngine, SharedEngine
 from oxygen_ros.engine.engine import Engine, TextUpdate
 from oxygen_ros.engine.model_runner import load_pi05, set_num_threads
+from oxygen_ros.engine.options import EngineOptions as EngineOptions
 from oxygen_ros.engine.scheduler import Scheduler
 from oxygen_ros.engine.slots import SlotLayout
 from oxygen_ros.engine.static_runner import make_runner
@@ -41,30 +42,6 @@ if TYPE_CHECKING:
 
 EXECUTIONS = {'unified': Engine, 'shared': SharedEngine, 'isolated': IsolatedEngine}
 TOKENIZER_FILES = ('tokenizer.model', 'paligemma_tokenizer.model')
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What is chosen per run and not per robot."""
-
-    checkpoint: str = ''
-    """safetensors file or directory; empty only if the profile asks for random weights."""
-    tokenizer: str = ''
-    """SentencePiece model; empty looks beside the checkpoint."""
-    openpi_config: str = ''
-    """Name of an openpi training config that replaces the profile's `model` and `action.adapter`;
-    '' = none."""
-    device: str = 'auto'
-    dtype: str = 'auto'
-    num_slots: int = 8
-    max_batch: int = 16
-    seed: int = 0
-    max_draft: int = 15
-    """Most tokens drafted per sequence and decode step; 0 turns drafting off."""
-    num_threads: int = 0
-    """Of torch on the CPU; 0 = as many as there are cores, less one."""
-    execution: str = 'unified'
-    """'unified', or for comparison 'shared' or 'isolated' (see `baselines.py`)."""
 
 
 def build_engine(
