@@ -6,6 +6,7 @@ Real processes with the dummy model. Everything is awaited by events, nothing by
 from __future__ import annotations
 
 import gc
+import json
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ import pytest
 pytest.importorskip('torch')
 
 from oxygen_ros.actions import ActionBuffer, Leftover
-from oxygen_ros.engine import process
+from oxygen_ros.engine import process, wire
 from oxygen_ros.engine.engine import (
     NO_DEADLINE_NS,
     EngineAway,
@@ -182,6 +183,20 @@ def test_chunks_texts_and_counters_are_those_of_the_engine_in_a_thread(
     assert {update.task for update in there.texts} == {task.name for task in profile.tasks}
     for field in ('frames', 'prefills', 'chunks', 'tokens', 'decode_steps', 'finished', 'drafted'):
         assert getattr(engine.stats, field) == getattr(there.engine.stats, field), field
+
+
+def test_every_field_of_an_observation_arrives():
+    memory = wire.SharedMemory.create()
+    sent = replace(observation(profile_of('dummy'), 3), notes=('red near left', 'green far left'))
+    leftover = Leftover(np.arange(12.0).reshape(2, 6), 1)
+    plain = json.loads(json.dumps(wire.plain_observation(sent, leftover, memory.observation)))
+    received, continued = wire.read_observation(plain, memory.observation)
+    assert (continued.delay, continued.values.tolist()) == (1, leftover.values.tolist())
+    for field in fields(Observation):
+        one, other = getattr(received, field.name), getattr(sent, field.name)
+        assert one is not field.default, f'{field.name}: the test sends nothing to lose'
+        np.testing.assert_equal(one, other, field.name)
+    memory.close()
 
 
 def test_decoding_gives_way_as_soon_as_a_frame_waits_and_goes_on_when_asked(running):

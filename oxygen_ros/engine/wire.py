@@ -181,6 +181,7 @@ def plain_observation(observation: Observation, leftover: Leftover | None, area:
         'stamp_ns': observation.stamp_ns,
         'time_ns': observation.time_ns,
         'instruction': observation.instruction,
+        'notes': list(observation.notes),
         'delay': None if leftover is None else leftover.delay,
         'arrays': area.put(arrays),
     }
@@ -198,6 +199,7 @@ def read_observation(plain: Plain, area: Area) -> tuple[Observation, Leftover | 
         images={name.removeprefix('image '): image for name, image in arrays.items()},
         state=state,
         instruction=plain['instruction'],
+        notes=tuple(plain['notes']),
     )
     return observation, leftover
 
