@@ -39,7 +39,7 @@ class FrameLoop:
         *,
         period_ns: int | None,
         on_failure: Callable[[Exception], None],
-        on_waiting: Callable[[bool], None] = lambda waiting: None,
+        on_waiting: Callable[[bool], None] | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -114,8 +114,12 @@ class FrameLoop:
 
     def _announce(self) -> None:
         """Under the lock: something has changed, for the frame thread or for the engine."""
-        self._on_waiting(self._frame_waiting())
+        self._tell_waiting()
         self._wake.notify()
+
+    def _tell_waiting(self) -> None:
+        if self._on_waiting is not None:
+            self._on_waiting(self._frame_waiting())
 
     def drops(self) -> dict[str, int]:
         """Return how many ticks and frames came to nothing, by reason."""
@@ -156,7 +160,7 @@ class FrameLoop:
                 )
             )
             tick_ns, self._tick_ns = self._tick_ns, None
-            self._on_waiting(self._frame_waiting())
+            self._tell_waiting()
             return tick_ns
 
     def _take_frame(self, engine: FrameEngine, tick_ns: int) -> None:

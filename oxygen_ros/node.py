@@ -250,7 +250,7 @@ class OxygenNode(LifecycleNode):
                 self._snapshot,
                 period_ns=None if use_sim_time else round(1e9 / profile.frame_rate_hz),
                 on_failure=self._on_engine_failure,
-                on_waiting=_ignore if process is None else process.set_frame_waiting,
+                on_waiting=None if process is None else process.set_frame_waiting,
             ),
             monitor=monitor.Monitor(profile, self._thresholds()),
             neighbours=Neighbours(),
