@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oxygen_ros.sim.world import GraphicsError, _import_mujoco, _no_graphics
+from oxygen_ros.sim.world import GraphicsError, import_mujoco, no_graphics
 
 SCENE = 'bimanual_viperx_transfer_cube.xml'
 CAMERAS = ('cam_high', 'cam_left_wrist', 'cam_right_wrist')
@@ -74,7 +74,7 @@ class AlohaWorld:
         Raises:
             GraphicsError: gym-aloha, MuJoCo or a renderer is missing.
         """
-        self._mujoco = _import_mujoco()
+        self._mujoco = import_mujoco()
         self._model = self._mujoco.MjModel.from_xml_path(str(scene_file()))
         self._data = self._mujoco.MjData(self._model)
         self._shadows = shadows
@@ -140,7 +140,7 @@ class AlohaWorld:
         try:
             renderer = self._mujoco.Renderer(self._model, IMAGE_HEIGHT, IMAGE_WIDTH)
         except Exception as error:  # whatever the GL library of this machine raises
-            raise _no_graphics(error) from error
+            raise no_graphics(error) from error
         renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = self._shadows
         return renderer
 

@@ -54,8 +54,12 @@ class GraphicsError(RuntimeError):
     """Pictures cannot be rendered here; the message names the package to install."""
 
 
-def _import_mujoco() -> Any:
-    """Import MuJoCo with an off-screen renderer that exists: it reads its choice on import."""
+def import_mujoco() -> Any:
+    """Import MuJoCo with an off-screen renderer that exists: it reads its choice on import.
+
+    Raises:
+        GraphicsError: MuJoCo or a renderer is missing, or does not work.
+    """
     if 'MUJOCO_GL' not in os.environ:
         for backend, library in (('osmesa', 'libOSMesa.so.8'), ('egl', 'libEGL.so.1')):
             try:
@@ -75,13 +79,14 @@ def _import_mujoco() -> Any:
     except ImportError as error:
         if 'mujoco' in str(error):
             raise GraphicsError(f'MuJoCo is not installed ({error}): pip install mujoco') from error
-        raise _no_graphics(error) from error
+        raise no_graphics(error) from error
     except (AttributeError, OSError, RuntimeError) as error:  # PyOpenGL without a library
-        raise _no_graphics(error) from error
+        raise no_graphics(error) from error
     return mujoco
 
 
-def _no_graphics(error: Exception) -> GraphicsError:
+def no_graphics(error: Exception) -> GraphicsError:
+    """Return the error to raise where this machine's GL library refuses."""
     return GraphicsError(
         f'MUJOCO_GL={os.environ.get("MUJOCO_GL", "")!r} does not work here ({error}): '
         f'apt install libosmesa6 and set MUJOCO_GL=osmesa, or apt install libegl1 libgl1-mesa-dri '
@@ -250,7 +255,7 @@ class TabletopWorld:
         Raises:
             GraphicsError: MuJoCo or a software renderer is missing.
         """
-        self._mujoco = _import_mujoco()
+        self._mujoco = import_mujoco()
         self._model = self._mujoco.MjModel.from_xml_string(_scene())
         self._data = self._mujoco.MjData(self._model)
         self._renderers: dict[int, Any] = {}
@@ -331,7 +336,7 @@ class TabletopWorld:
             try:
                 renderer = self._mujoco.Renderer(self._model, size, size)
             except Exception as error:  # whatever the GL library of this machine raises
-                raise _no_graphics(error) from error
+                raise no_graphics(error) from error
             # Shadows and reflections cost ten times the rest of the picture.
             renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = False
             renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_REFLECTION] = False
