@@ -466,6 +466,18 @@ def test_a_horizon_that_is_not_the_training_configs_is_refused(tmp_path: Path) -
         build('droid', 15, checkpoint=str(tmp_path))
 
 
+def test_notes_cannot_be_fed_into_prompts_that_openpi_makes(tmp_path: Path) -> None:
+    profile = load_profile('dummy', CONFIG)
+    profile = replace(profile, memory=replace(profile.memory, feed_back=3))
+    with pytest.raises(ProfileError, match=r'memory.feed_back: expected 0 .*, got 3'):
+        build_engine(
+            profile,
+            EngineOptions(openpi_config='chain_droid', checkpoint=str(tmp_path)),
+            on_chunk=lambda chunk: None,
+            on_text=lambda update: None,
+        )
+
+
 def test_an_openpi_config_without_a_checkpoint_is_refused() -> None:
     with pytest.raises(ProfileError, match="expected parameter 'checkpoint'"):
         build('dummy', 0)
