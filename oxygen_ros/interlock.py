@@ -6,8 +6,8 @@ callable. `node.py` makes it with the node and closes it with the process, so it
 configure and activate.
 
 Why a thread. The node's executor has one, and that one may be busy: with loading a model, which
-takes minutes, with a picture, with a search for notes. This one waits for nothing else. It turns a
-second, hidden ROS node, because rclpy ties the callbacks of a node to one executor.
+takes minutes, with a search for notes, up to 0.2 s, with pictures. This one waits for nothing else.
+It turns a second, hidden ROS node, because rclpy ties the callbacks of a node to one executor.
 """
 
 from __future__ import annotations

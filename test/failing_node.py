@@ -1,9 +1,13 @@
-"""The node with an engine that fails frame FAIL_FROM up to frame FAIL_TO, as `-m failing_node`."""
+"""The node with an engine that fails frame FAIL_FROM up to frame FAIL_TO, as `-m failing_node`.
+
+FAIL_BY is `raise`, or `hang` for a frame that never ends.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import Any
 
 from oxygen_ros import node
@@ -19,6 +23,8 @@ def build_failing_engine(*args: Any, **kwargs: Any) -> Engine:
 
     def step_or_fail(observation: Any, deadline_ns: int) -> None:
         if observation.frame in failing:
+            if os.environ['FAIL_BY'] == 'hang':
+                threading.Event().wait()
             raise RuntimeError('device lost')
         step(observation, deadline_ns)
 

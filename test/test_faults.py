@@ -356,11 +356,22 @@ def test_without_any_clock_a_simulated_robot_holds_and_the_stop_works(robot):
 # --- the engine and the machine -------------------------------------------------------------------
 
 
-def test_an_engine_that_raises_costs_its_frames_and_is_reported(robot, monkeypatch):
-    monkeypatch.setenv('FAIL_FROM', '5')
-    monkeypatch.setenv('FAIL_TO', '8')
-    monkeypatch.setenv('PYTHONPATH', 'test', prepend=':')
-    process = start(robot, module='failing_node')
+@pytest.fixture
+def start_failing(robot, monkeypatch):
+    """Start the node with an engine that fails by raising or hanging, from frame 5 up to `end`."""
+
+    def start_failing(how: str, end: int) -> NodeProcess:
+        monkeypatch.setenv('FAIL_BY', how)
+        monkeypatch.setenv('FAIL_FROM', '5')
+        monkeypatch.setenv('FAIL_TO', str(end))
+        monkeypatch.setenv('PYTHONPATH', 'test', prepend=':')
+        return start(robot, module='failing_node')
+
+    return start_failing
+
+
+def test_an_engine_that_raises_costs_its_frames_and_is_reported(robot, start_failing):
+    process = start_failing('raise', end=8)
     robot.run_until_active()
     robot.run_until(
         lambda: any(m.frame >= 10 for m in robot.heard['actions']), 'frames behind the failing ones'
@@ -373,16 +384,24 @@ def test_an_engine_that_raises_costs_its_frames_and_is_reported(robot, monkeypat
 
 
 def test_an_engine_that_fails_for_good_ends_the_node_with_a_last_hold_and_code_1(
-    robot, monkeypatch
+    robot, start_failing
 ):
-    monkeypatch.setenv('FAIL_FROM', '5')
-    monkeypatch.setenv('FAIL_TO', str(10**9))
-    monkeypatch.setenv('PYTHONPATH', 'test', prepend=':')
-    process = start(robot, module='failing_node')
+    process = start_failing('raise', end=10**9)
     robot.run_until(lambda: process.process.poll() is not None, 'the end of the node')
     assert process.wait() == 1
     assert 'the engine is given up: RuntimeError: device lost' in process.log
     assert 'inactive: hold was the last command' in process.log
+
+
+def test_an_engine_that_hangs_ends_in_a_hold_and_keeps_nobody_waiting(robot, start_failing):
+    process = start_failing('hang', end=10**9)
+    robot.run_until(lambda: any(m.frame == 4 for m in robot.heard['actions']), 'the last chunk')
+    robot.heard['joint_command'].clear()
+    run_until_holding(robot)
+    assert max(m.frame for m in robot.heard['actions']) == 4
+    assert process.interrupt() == 0
+    assert 'inactive: hold was the last command' in process.log
+    assert 'the model did not return in time' in process.log
 
 
 def test_a_full_disk_costs_log_and_notes_but_no_command(robot):

@@ -312,6 +312,15 @@ def test_where_stop_is_declared_an_emergency_stop_is_silence_and_a_hold_holds() 
     np.testing.assert_array_equal(bench.first_rows, [[0.2, 0.2]] * 2)
 
 
+def test_a_halt_replaces_the_rest_of_a_trajectory_by_one_row() -> None:
+    bench = Bench(rows_per_command=50)
+    bench.put(ramp(0, 0.9))
+    bench.tick()
+    bench.halt = ESTOP
+    bench.tick()
+    assert [len(rows) for rows in bench.sent] == [10, 1]
+
+
 def test_a_halt_stops_velocities_even_without_measurement() -> None:
     bench = Bench(
         measured=None, quantity=('velocity', 'velocity'), lower=(-INF, -INF), upper=(INF, INF)
