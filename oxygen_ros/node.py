@@ -82,10 +82,6 @@ CLOSE_TIMEOUT_S = 3.0
 """Launch sends SIGTERM 5 s after SIGINT by default; the last hold has to be out by then."""
 
 
-def _ignore(news: Any) -> None:
-    """Take news that nobody waits for."""
-
-
 def guarded(callback: Callable[..., None]) -> Callable[..., None]:
     """Keep an exception of a callback from ending the executor, and with it every callback."""
 
