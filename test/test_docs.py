@@ -32,14 +32,12 @@ def test_a_program_of_the_pages_has_the_options_they_give_it(command: str) -> No
     name, *arguments = command.split()
     assert name in EXECUTABLES
     source = source_of(EXECUTABLES[name])
-    if '--ros-args' in arguments:
-        cut = arguments.index('--ros-args')
-        parameters = source + source_of('oxygen_ros.sim.robot')
-        for argument in arguments[cut + 2 :: 2]:
-            assert f"'{argument.partition(':=')[0]}'" in parameters
-        arguments = arguments[:cut]
-    for option in re.findall(r'--[a-z-]+', ' '.join(arguments)):
+    own, _, of_ros = ' '.join(arguments).partition('--ros-args')
+    for option in re.findall(r'--[a-z-]+', own):
         assert f"'{option}'" in source
+    parameters = source + source_of('oxygen_ros.sim.robot') + source_of('oxygen_ros.parameters')
+    for parameter in re.findall(r'-p (\w+):=', of_ros):
+        assert f"'{parameter}'" in parameters
 
 
 @pytest.mark.parametrize('command', commands('ros2 launch oxygen_ros'))
