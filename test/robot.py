@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 JOINTS = tuple(f'joint_{i}' for i in range(1, 7))
 TIMEOUT_S = 180.0
+END_TIMEOUT_S = 20.0
 
 
 class NodeProcess:
@@ -67,6 +68,17 @@ class NodeProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+    def ask_to_end(self) -> None:
+        """As Ctrl-C does: whoever is killed leaves its shared memory to the system for good."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        try:
+            self.process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
 
 class Robot:
@@ -123,7 +135,9 @@ class Robot:
 
     def close(self) -> None:
         for process in self.processes:
-            process.kill()
+            process.ask_to_end()
+        for process in self.processes:
+            process.end()
 
     # --- what the robot does ------------------------------------------------------------------
 

@@ -128,8 +128,12 @@ def tables(graph: Any) -> Iterator[Callable[..., Table]]:
 
     yield make
     for process in processes:
-        process.kill()
-        process.communicate()
+        process.send_signal(signal.SIGINT)  # one that is killed leaves its shared memory behind
+    for process in processes:
+        try:
+            process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope='module')
