@@ -47,6 +47,17 @@ def run_until_holding(robot: Robot, count: int = 10) -> None:
     robot.run_until(holds, f'{count} commands that hold')
 
 
+def source(robot: Robot) -> str:
+    """Where commands come from, as diagnostics say; '' before the first."""
+    status = robot.status('commands')
+    values = {pair.key: pair.value for pair in status.values} if status is not None else {}
+    return values.get('Source', '')
+
+
+def run_until_source(robot: Robot, *sources: str) -> None:
+    robot.run_until(lambda: source(robot) in sources, f'commands from {" or ".join(sources)}')
+
+
 def run_until_stat(robot: Robot, name: str, value: int) -> None:
     robot.run_until(
         lambda: robot.heard['stats'] and getattr(robot.heard['stats'][-1], name) == value,
@@ -99,7 +110,7 @@ def test_an_emergency_stop_holds_while_texts_go_on_and_the_old_plan_is_not_resum
 
     operator.stop(False)
     run_until_stat(robot, 'halt', 0)
-    robot.run_until_status('commands', 'commands from fresh actions')
+    run_until_source(robot, 'chunk')
     assert robot.drops()['cleared_estop'] == 1
     assert robot.heard['stats'][-1].estops == 1
     assert process.interrupt() == 0
@@ -144,7 +155,7 @@ def test_the_hold_service_holds_and_lets_go(robot):
     run_until_stat(robot, 'halt', 1)
     robot.run_until_status('commands', 'hold: hold')
     assert operator.hold(False) == 'released'
-    robot.run_until_status('commands', 'commands from fresh actions')
+    run_until_source(robot, 'chunk')
     assert robot.heard['stats'][-1].holds == 1
 
 
@@ -156,8 +167,7 @@ def test_silence_of_the_stop_is_a_stop_where_the_profile_expects_a_heartbeat(rob
 
     def acts() -> bool:
         operator.stop(False)
-        status = robot.status('commands')
-        return status is not None and 'fresh actions' in status.message
+        return source(robot) == 'chunk'
 
     robot.run_until(acts, 'actions while the heartbeat is there')
     run_until_stat(robot, 'halt', 2)  # and it is gone again
@@ -328,16 +338,9 @@ def test_without_joint_states_nothing_new_is_sent_until_they_are_back(robot):
     robot.joints_on = False
     robot.run_until_status('engine', 'last position on joint_states is')
 
-    def no_action() -> bool:
-        status = robot.status('commands')
-        return status is not None and status.message in (
-            'no fresh action: hold',
-            'nothing that is allowed to leave',
-        )
-
-    robot.run_until(no_action, 'commands without actions')
+    run_until_source(robot, 'hold', 'silence')
     robot.joints_on = True
-    robot.run_until_status('commands', 'commands from fresh actions')
+    run_until_source(robot, 'chunk')
     positions = np.array([m.position for m in robot.heard['joint_command']])
     assert (np.abs(positions) <= 3.14).all()
 
@@ -418,7 +421,7 @@ def test_a_full_disk_costs_log_and_notes_but_no_command(robot):
     robot.run_until(lost, 'two notes that could not be kept')
     robot.run_for(50, 'joint_command')
     robot.run_for(3, 'actions')
-    assert robot.run_until_status('commands', 'commands from fresh actions')
+    run_until_source(robot, 'chunk')
     resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     assert process.interrupt() == 0
 
