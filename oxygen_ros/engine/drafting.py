@@ -51,7 +51,7 @@ class DraftLength:
     to a single drafted token, which is enough to notice when they do again.
     """
 
-    MEMORY = 0.95
+    MEMORY = 0.98
     WORTH = 0.2
     """Least chance of being right, together with all before it, for which a token is drafted."""
 
