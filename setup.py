@@ -17,7 +17,15 @@ SIMULATION = ['mujoco>=3.2', 'rich>=13']
 # Only its scene files are read; `pip install --no-deps gym-aloha` leaves MuJoCo as it is.
 ALOHA = ['mujoco>=3.2', 'gym-aloha>=0.1.1']
 RAY = ['ray>=2.9']
-DEVELOPMENT = ['pytest>=7,<8.4', 'hypothesis>=6', 'ruff', 'mypy', 'types-PyYAML', 'transformers<5']
+DEVELOPMENT = [
+    'pytest>=7,<8.4',
+    'pytest-xdist>=3',
+    'hypothesis>=6',
+    'ruff',
+    'mypy',
+    'types-PyYAML',
+    'transformers<5',
+]
 
 setup(
     name='oxygen_ros',

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from oxygen_ros import conversions
 from oxygen_ros.actions import ActionBuffer, ActionChunk
 from oxygen_ros.conversions import ConversionError
-from oxygen_ros.monitor import Monitor
+from oxygen_ros.monitor import Monitor, Thresholds
 from oxygen_ros.observation import NotReady, Observation, ObservationBuffer
 from oxygen_ros.profile import CommandProfile, ProfileError, RobotProfile, load_profile
 from oxygen_ros.publisher import CommandPublisher
@@ -37,7 +37,7 @@ NAN, INF = float('nan'), float('inf')
 
 def inputs(many: int) -> pytest.MarkDecorator:
     """How many inputs a property is tried on: a few by default, `many` of them with -m fuzz."""
-    marks = [pytest.mark.slow, pytest.mark.fuzz]
+    marks = [pytest.mark.long, pytest.mark.fuzz]
     return pytest.mark.parametrize('inputs', [80, pytest.param(many, marks=marks)])
 
 
@@ -339,7 +339,7 @@ def test_any_profile_is_refused_by_name_or_makes_a_robot_that_keeps_its_limits(
         except ProfileError as error:
             assert all(str(path) in line for line in str(error).splitlines()[:1])
             return
-        Monitor(profile)
+        Monitor(profile, Thresholds())
         ObservationBuffer(profile.cameras, profile.joints, conversions.decode_image)
         driven = Driven(profile.command, ActionBuffer.of_profile(profile))
         driven.measured = np.clip(0.0, profile.command.lower, profile.command.upper)

@@ -174,7 +174,9 @@ def test_every_part_that_the_node_reports_on_falls_into_one_analyzer(node: str) 
         Neighbours().status([], None),
         watched.middleware_status([], {}),
         watched.command_status(False, None, 0.0),
-        watched.engine_status(False, None, not_ready=(), last_error='', broken=False, drops={}),
+        watched.engine_status(
+            False, None, not_ready=(), last_error='', broken=False, away='', drops={}
+        ),
         watched.gripper_status({}),
         *(watched.source_status(SourceStatus(s, 't', 0, 0, 0, None, 0.0, '')) for s in sources),
     ]
