@@ -5,6 +5,7 @@ What belongs to one robot stands in its profile instead. Read by `node.py` alone
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,9 +85,9 @@ PARAMETERS = (
     ),
     NodeParameter(
         'isolation',
-        'thread',
-        'Where the engine runs: thread (of the node), or process (one of its own, which is '
-        'replaced when it is lost).',
+        'process' if sys.platform == 'linux' else 'thread',
+        'Where the engine runs: process (one of its own, replaced when it is lost; needs Linux), or '
+        'thread (of the node).',
     ),
     NodeParameter(
         'engine_timeout_s',

@@ -59,7 +59,8 @@ class InProcess:
     """The node in the test's own process, its services unused: transitions are called."""
 
     def __init__(self) -> None:
-        parameters = ('-p', 'profile:=dummy', '-p', 'frame_rate_hz:=100.0')
+        settings = ('profile:=dummy', 'frame_rate_hz:=100.0', 'isolation:=thread')
+        parameters = [part for setting in settings for part in ('-p', setting)]
         rclpy.init(args=['--ros-args', *parameters, '--log-level', 'error'])
         self.node = OxygenNode(threading.Event())
         self._executor = SingleThreadedExecutor()

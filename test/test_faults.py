@@ -369,7 +369,7 @@ def start_failing(robot, monkeypatch):
         monkeypatch.setenv('FAIL_FROM', '5')
         monkeypatch.setenv('FAIL_TO', str(end))
         monkeypatch.setenv('PYTHONPATH', 'test', prepend=':')
-        return start(robot, module='failing_node')
+        return start(robot, module='failing_node', isolation='thread')
 
     return start_failing
 

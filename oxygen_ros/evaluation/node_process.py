@@ -47,6 +47,11 @@ class NodeProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    def children(self) -> list[int]:
+        """Return the ids of the processes that it has started and that live (Linux)."""
+        tasks = Path(f'/proc/{self.pid}/task').glob('*/children')
+        return [int(number) for task in tasks for number in task.read_text().split()]
+
     @property
     def exit_code(self) -> int | None:
         """None while it runs; negative if a signal ended it."""

@@ -215,6 +215,13 @@ def node_stops(world: World, rng: random.Random) -> Iterator[None]:
 
 
 @contextmanager
+def engine_is_killed(world: World, rng: random.Random) -> Iterator[None]:
+    for pid in world.process.children():
+        os.kill(pid, signal.SIGKILL)
+    yield
+
+
+@contextmanager
 def wrist_camera_hangs(world: World, rng: random.Random) -> Iterator[None]:
     assert world.robot.wrist_camera is not None
     os.kill(world.robot.wrist_camera.pid, signal.SIGSTOP)
@@ -247,6 +254,7 @@ FAULTS = (
     Fault('deactivated', deactivated, ('commands', 'inactive')),
     Fault('cleaned up', cleaned_up, ('engine', 'not configured')),
     Fault('node stops', node_stops, goes_on=True),
+    Fault('engine is killed', engine_is_killed, ('engine', 'the engine process')),
     Fault('wrist hangs', wrist_camera_hangs, _WRIST_IS_MISSED, goes_on=True),
     Fault('wrist is killed', wrist_camera_is_killed, _WRIST_IS_MISSED, goes_on=True),
 )
