@@ -86,7 +86,7 @@ PARAMETERS = (
     NodeParameter(
         'isolation',
         'process' if sys.platform == 'linux' else 'thread',
-        'Where the engine runs: process (one of its own, replaced when it is lost; needs Linux), or '
+        'Where the engine runs: process (its own, replaced when it is lost; needs Linux) or '
         'thread (of the node).',
     ),
     NodeParameter(
