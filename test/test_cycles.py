@@ -24,7 +24,7 @@ from oxygen_ros import conversions
 from oxygen_ros.engine.engine import EngineStats
 from oxygen_ros.node import OxygenNode
 
-CYCLES = [50, pytest.param(1000, marks=pytest.mark.long)]
+CYCLES = [50, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.long])]
 SETTLED = 20
 """Cycles until pools of the middleware and of malloc have their size."""
 GROWTH_KB_PER_CYCLE = 20.0

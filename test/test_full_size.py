@@ -72,6 +72,7 @@ def checkpoint(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / 'model.safetensors').unlink()  # pytest keeps the folders of some runs
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_checkpoint_of_the_released_size_loads_and_runs_one_frame(checkpoint: Path) -> None:
     config = PRESETS['pi05']

@@ -37,7 +37,7 @@ NAN, INF = float('nan'), float('inf')
 
 def inputs(many: int) -> pytest.MarkDecorator:
     """How many inputs a property is tried on: a few by default, `many` of them with -m fuzz."""
-    marks = [pytest.mark.long, pytest.mark.fuzz]
+    marks = [pytest.mark.slow, pytest.mark.long, pytest.mark.fuzz]
     return pytest.mark.parametrize('inputs', [80, pytest.param(many, marks=marks)])
 
 

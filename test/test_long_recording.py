@@ -99,6 +99,7 @@ def peak_kib(bag: Path, profile: Path, out: Path) -> int:
     return int(result.stdout.split()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_an_hour_takes_no_more_memory_than_five_minutes_but_for_its_numbers(
     profile: Path, tmp_path: Path
