@@ -35,6 +35,8 @@ from oxygen_ros.sim.tabletop import TabletopRobot
 from oxygen_ros.sim.world import TabletopWorld
 
 JOINTS_HZ = 50.0
+LOOKS_PER_FRAME = 3
+"""With one, how old a view is would depend on the phase of two timers, another one in every run."""
 PAUSE_S = 0.5
 """Between episodes: what was planned for the last one is thrown away meanwhile."""
 FIRST_CHUNK_TIMEOUT_S = 30.0
@@ -60,7 +62,7 @@ class LiveTable:
         """Whether an episode is on; pauses are not measured."""
         self.num_chunks = 0
         self._executor, self._cameras = executor, tuple(cameras)
-        self._camera_s = 1.0 / profile.frame_rate_hz
+        self._camera_s = 1.0 / (LOOKS_PER_FRAME * profile.frame_rate_hz)
         self._kinds = {task.name: task.kind for task in profile.tasks}
         self._task = ''
         self._truth: dict[int, tuple[str, str]] = {}
