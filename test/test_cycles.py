@@ -146,6 +146,8 @@ def test_lives_leave_no_thread_file_or_memory_behind(
 def test_activations_during_frames_and_texts_lose_no_slot(
     in_process: InProcess, cycles: int
 ) -> None:
+    interlock = in_process.node._interlock._thread
+    others = set(threading.enumerate()) - {interlock}  # of pytest and its plugins
     in_process.change('configure')
     parts = in_process.node._parts
     assert parts is not None
@@ -156,7 +158,7 @@ def test_activations_during_frames_and_texts_lose_no_slot(
         in_process.spin_until(lambda: engine.stats.frames > frames, 'frame')  # noqa: B023
         in_process.change('deactivate')
     in_process.spin_until(lambda: not engine.scheduler.live, 'end of the texts')
-    assert threading.active_count() == 3, 'main, frame and interlock'
+    assert set(threading.enumerate()) - others == {parts.loop._thread, interlock}
     assert engine.scheduler.pool.num_used == 0
     in_process.change('cleanup')
 
