@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from oxygen_ros.actions import ActionChunk
     from oxygen_ros.engine.engine import TextUpdate
     from oxygen_ros.monitor import Status
+    from oxygen_ros.observation import ObservationBuffer
     from oxygen_ros.profile import CameraProfile, CommandProfile, JointsProfile
 
 NS_PER_S = 1_000_000_000
@@ -453,6 +454,30 @@ def chunk_message(
     )
     message.header.stamp = ns_to_stamp(chunk.stamp_ns)
     return message
+
+
+def take_image(
+    buffer: ObservationBuffer, message: Any, camera: CameraProfile, now_ns: int, ros_ns: int
+) -> None:
+    """Put an image where the frame thread finds it, or count why not; times as `put_image`."""
+    try:
+        check_image(message, camera)
+    except ConversionError as error:
+        buffer.count_drop(error.reason, camera.slot, str(error))
+        return
+    buffer.put_image(camera.slot, message, stamp_to_ns(message.header.stamp), now_ns, ros_ns)
+
+
+def take_joints(
+    buffer: ObservationBuffer, message: Any, joints: JointsProfile, now_ns: int, ros_ns: int
+) -> None:
+    """Put measured joints where the frame thread finds them, or count why not."""
+    try:
+        positions = joint_positions(message, joints)
+    except ConversionError as error:
+        buffer.count_drop(error.reason, 'joints', str(error))
+        return
+    buffer.put_joints(positions, stamp_to_ns(message.header.stamp), now_ns, ros_ns)
 
 
 def text_message(update: TextUpdate) -> Any:

@@ -41,7 +41,6 @@ from trajectory_msgs.msg import JointTrajectory
 from oxygen_ros import conversions, garbage, monitor
 from oxygen_ros.actions import ActionBuffer, ActionChunk
 from oxygen_ros.annotated import Annotation
-from oxygen_ros.conversions import ConversionError
 from oxygen_ros.engine.options import EngineOptions
 from oxygen_ros.engine.process import EngineProcess
 from oxygen_ros.frame_loop import FrameLoop
@@ -470,26 +469,16 @@ class OxygenNode(LifecycleNode):
         parts = self._parts
         if parts is None:
             return
-        try:
-            conversions.check_image(message, camera)
-        except ConversionError as error:
-            parts.buffer.count_drop(error.reason, camera.slot, str(error))
-            return
-        stamp_ns = conversions.stamp_to_ns(message.header.stamp)
-        parts.buffer.put_image(camera.slot, message, stamp_ns, parts.control_ns(), self._ros_ns())
+        conversions.take_image(parts.buffer, message, camera, parts.control_ns(), self._ros_ns())
 
     @guarded
     def _on_joints(self, message: JointState) -> None:
         parts = self._parts
         if parts is None:
             return
-        try:
-            positions = conversions.joint_positions(message, parts.profile.joints)
-        except ConversionError as error:
-            parts.buffer.count_drop(error.reason, 'joints', str(error))
-            return
-        stamp_ns = conversions.stamp_to_ns(message.header.stamp)
-        parts.buffer.put_joints(positions, stamp_ns, parts.control_ns(), self._ros_ns())
+        conversions.take_joints(
+            parts.buffer, message, parts.profile.joints, parts.control_ns(), self._ros_ns()
+        )
 
     @guarded
     def _on_instruction(self, message: String) -> None:

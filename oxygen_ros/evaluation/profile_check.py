@@ -78,13 +78,9 @@ class Listener(Node):
 
     def _on_joints(self, message: Any) -> None:
         self._joint_names.update(dict.fromkeys(message.name))
-        try:
-            positions = conversions.joint_positions(message, self.profile.joints)
-        except ConversionError as error:
-            self.buffer.count_drop(error.reason, 'joints', str(error))
-            return
-        stamp_ns = conversions.stamp_to_ns(message.header.stamp)
-        self.buffer.put_joints(positions, stamp_ns, time.monotonic_ns(), self._ros_ns())
+        conversions.take_joints(
+            self.buffer, message, self.profile.joints, time.monotonic_ns(), self._ros_ns()
+        )
 
     def _ros_ns(self) -> int:
         return int(self.get_clock().now().nanoseconds)

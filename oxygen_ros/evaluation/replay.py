@@ -26,13 +26,7 @@ from typing import Protocol
 import numpy as np
 
 from oxygen_ros.actions import ActionBuffer, ActionChunk
-from oxygen_ros.conversions import (
-    ConversionError,
-    check_image,
-    decode_image,
-    joint_positions,
-    stamp_to_ns,
-)
+from oxygen_ros.conversions import decode_image, take_image, take_joints
 from oxygen_ros.engine.engine import (
     NO_DEADLINE_NS,
     NonFiniteActions,
@@ -228,18 +222,11 @@ class Replay:
         self._arriving.clear()
 
     def _take_sample(self, arrival: Arrival) -> None:
-        message, now_ns = arrival.message, arrival.log_ns
-        stamp_ns = stamp_to_ns(message.header.stamp) if message is not None else 0
-        try:
-            if arrival.part == 'image':
-                check_image(message, self._cameras[arrival.slot])
-                self._buffer.put_image(arrival.slot, message, stamp_ns, now_ns, now_ns)
-            else:
-                positions = joint_positions(message, self._profile.joints)
-                self._buffer.put_joints(positions, stamp_ns, now_ns, now_ns)
-        except ConversionError as error:
-            source = arrival.slot if arrival.part == 'image' else 'joints'
-            self._buffer.count_drop(error.reason, source, str(error))
+        buffer, message, now_ns = self._buffer, arrival.message, arrival.log_ns
+        if arrival.part == 'image':
+            take_image(buffer, message, self._cameras[arrival.slot], now_ns, now_ns)
+        else:
+            take_joints(buffer, message, self._profile.joints, now_ns, now_ns)
 
     def _frame(self) -> None:
         self._tick_s = time.monotonic()
