@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from test_engine import Bench, Variant, inputs, task
@@ -9,8 +10,10 @@ from test_static_runner import StaticBench
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from oxygen_ros.engine.model_runner import bucket
 from oxygen_ros.model import attention
 
+PRODUCTS = ('mm', 'addmm', 'linear', '_linear_pointwise')
 # Operators that wait until the device has come to this point.
 WAITING = ('_local_scalar_dense', 'nonzero', 'equal', 'is_nonzero')
 
@@ -91,6 +94,27 @@ def test_a_step_allocates_the_same_however_often_it_ran(name):
     """Nothing grows from step to step: shapes of the same pass repeat."""
     first, second = (Passes(Bench(task('text'), task('memory'))) for _ in range(2))
     assert first.records[name].allocated == second.records[name].allocated
+
+
+def test_drafts_of_any_length_come_in_few_shapes():
+    """oneDNN keeps a kernel for every number of rows it has multiplied."""
+    bench = Bench(task('text', length=24), task('memory', length=24), num_slots=6)
+    frames = [bench.prefill(Variant(name), slot) for slot, name in enumerate('abcab')]
+    rows = set()
+    for length in range(16):
+        for num in range(1, len(frames) + 1):
+            batch = [bench.sequence(frame) for frame in frames[:num]]
+            bench.step(*batch)
+            for sequence in batch:
+                sequence.draft = (5,) * length
+            with Recorder() as record:
+                bench.runner.decode(batch)
+            rows |= {shape[-2] for name, shape in record.allocated if name in PRODUCTS}
+    assert len(rows) <= 4 * int(np.log2(max(rows))), sorted(rows)
+
+
+def test_a_bucket_is_at_most_a_quarter_too_large():
+    assert all(number <= bucket(number) <= 1.25 * number for number in range(1, 1000))
 
 
 @pytest.mark.parametrize('kind', [Bench, StaticBench])
