@@ -369,6 +369,7 @@ class OxygenNode(LifecycleNode):
             leftover=actions.leftover,
             on_progress=monitor.progress_sentences(self.get_logger().info),
             on_ready=lambda pid: self.get_logger().info(f'the engine is ready in process {pid}'),
+            on_dying=self._on_engine_dying,
             on_lost=self._on_engine_lost,
         )
 
@@ -627,11 +628,14 @@ class OxygenNode(LifecycleNode):
         self.get_logger().error(f'engine: {self._last_failure}', throttle_duration_sec=1.0)
         self.get_logger().debug(''.join(traceback.format_exception(error)))
 
-    def _on_engine_lost(self, reason: str) -> None:
-        """By the frame thread, or another while that one is idle: nobody thinks for the robot."""
+    def _on_engine_dying(self) -> None:
+        """By a thread of the engine's: nobody thinks for the robot from here on."""
         parts = self._parts
         if parts is not None:
             parts.actions.clear('engine_lost', parts.loop.next_frame)
+
+    def _on_engine_lost(self, reason: str) -> None:
+        """By the frame thread, or another while that one is idle."""
         self._last_failure = f'the engine process {reason}'
         self.get_logger().error(f'{self._last_failure}; it will be started again')
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -90,6 +91,7 @@ class Running(Heard):
         self.profile = profile
         self.pids: list[int] = []
         self.losses: list[str] = []
+        self.dying: list[float] = []
         self.start_error: Exception | None = None
         self._changed = threading.Condition()
         self.on_text = self.texts.append
@@ -102,6 +104,7 @@ class Running(Heard):
             leftover=self.leftover,
             on_progress=lambda fraction: None,
             on_ready=lambda pid: self._note(self.pids, pid),
+            on_dying=lambda: self._note(self.dying, time.monotonic()),
             on_lost=lambda reason: self._note(self.losses, reason),
         )
 
@@ -259,7 +262,7 @@ def test_the_process_of_the_node_imports_no_torch():
         engine = EngineProcess(
             load_profile('dummy', Path('config')), EngineOptions(device='cpu'), timeout_s=60.0,
             on_chunk=nothing, on_text=nothing, leftover=nothing, on_progress=nothing,
-            on_ready=nothing, on_lost=nothing,
+            on_ready=nothing, on_dying=nothing, on_lost=nothing,
         )
         engine.warm_up()
         engine.close()
@@ -323,15 +326,15 @@ def test_the_next_command_after_a_loss_is_the_declared_safe_behaviour(running):
         profile.command, actions,
         send=sent.append, measured=lambda: np.full(6, 0.25), clock_ns=lambda: 10**9,
     )  # fmt: skip
-    there.engine._on_lost = lambda reason: (
-        actions.clear('engine_lost', 2), there._note(there.losses, reason),
+    there.engine._on_dying = lambda: (
+        actions.clear('engine_lost', 2), there._note(there.dying, time.monotonic()),
     )  # fmt: skip
     there.step(1)
     actions.put(there.chunks[0], 10**9)
     publisher.tick()
     assert publisher.source == 'chunk'
     there.kill()
-    there.wait_for(there.losses, 1)
+    there.wait_for(there.dying, 1)
     publisher.tick()
     assert publisher.source == 'hold'
     assert len(sent) == 2

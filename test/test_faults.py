@@ -7,8 +7,11 @@ test waits for what is said or sent, and a sentinel proves that something was no
 from __future__ import annotations
 
 import copy
+import re
 import resource
 import signal
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -437,6 +440,31 @@ def test_a_signal_in_any_phase_of_the_start_ends_the_node_cleanly(robot, phase, 
     process.wait_for_log(phase)
     assert process.interrupt(number) == 0
     assert 'Traceback' not in process.log
+
+
+def catches_signals(pid: int) -> bool:
+    """Whether it has come so far that it handles SIGTERM."""
+    status = Path(f'/proc/{pid}/status').read_text()
+    caught = int(re.search(r'^SigCgt:\s*(\w+)$', status, re.MULTILINE)[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('imported', ['', 'multiarray_umath', '_rclpy_pybind11'])
+def test_a_signal_while_modules_are_imported_ends_the_node_cleanly(graph, imported, number):
+    packages = pytest.importorskip('ament_index_python.packages')
+    prefix = packages.get_package_prefix('oxygen_ros')
+    process = subprocess.Popen(
+        [f'{prefix}/lib/oxygen_ros/oxygen'],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    memory = Path(f'/proc/{process.pid}/maps')
+    while not (catches_signals(process.pid) and imported in memory.read_text()):
+        assert process.poll() is None
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert 'Traceback' not in output
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

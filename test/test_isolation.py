@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -103,6 +104,23 @@ def test_a_lost_engine_leaves_the_robot_in_its_safe_behaviour_and_comes_back(rob
     assert (one_step | at_the_arm).all()
     assert process.interrupt() == 0
     assert is_gone(second)
+
+
+def test_an_engine_that_gets_no_more_memory_is_replaced_by_one_that_does(robot):
+    """A limit on its address space refuses memory to it as a device or a system that is full."""
+    process = robot.start(isolation='process')
+    robot.run_until_active()
+    pid = engine_pids(process)[-1]
+    robot.grow_pictures(20)  # so that a frame needs memory that the process has not yet
+    resource.prlimit(pid, resource.RLIMIT_AS, (2**20, 2**20))
+    robot.run_until(lambda: 'failed 3 frames in a row' in process.log, 'three failures')
+    assert 'MemoryError' in process.log
+    robot.run_until_status('commands', 'no fresh action: hold')
+    run_until_replaced(robot, process)
+    run_until_acting(robot)
+    robot.run_until_status('engine', 'running')
+    assert is_gone(pid)
+    assert process.interrupt() == 0
 
 
 def test_no_command_is_missing_around_the_death_of_the_engine(robot):

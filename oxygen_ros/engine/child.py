@@ -157,7 +157,8 @@ def main() -> None:
     faulthandler.enable()  # a crash in native code leaves more in the log than its exit code
     memory = SharedMemory(memory_fd)
     channel = Channel(socket.socket(fileno=channel_fd))
-    with suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to tell
+    # No pipe: nobody is left to tell.
+    with memory.lifeline.held(), suppress(BrokenPipeError, ConnectionResetError):
         EngineServer(channel, memory).run()
 
 

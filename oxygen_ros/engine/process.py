@@ -214,6 +214,7 @@ class EngineProcess:
         leftover: Callable[[int], Leftover | None],
         on_progress: Callable[[float], None],
         on_ready: Callable[[int], object],
+        on_dying: Callable[[], object],
         on_lost: Callable[[str], None],
     ) -> None:
         """Start nothing yet.
@@ -224,7 +225,9 @@ class EngineProcess:
                 another thread, but no two calls overlap.
             on_progress: told the fraction of the weights that is loaded.
             on_ready: told the process id of each engine that is warm.
-            on_lost: told why an engine was lost, at once, from any thread; must not block.
+            on_dying: told, from another thread, that an engine is being lost, within a millisecond
+                or so of a death whose reason is not known yet; chunks that it left may still come.
+            on_lost: told why it was lost, once it has ended, from any thread; must not block.
         """
         self._setup = {
             'do': 'build', 'profile': plain_profile(profile), 'options': asdict(options),
@@ -233,7 +236,8 @@ class EngineProcess:
         self._timeout_s = timeout_s
         self._on_chunk, self._on_text = on_chunk, on_text
         self._leftover = leftover
-        self._on_progress, self._on_ready, self._on_lost = on_progress, on_ready, on_lost
+        self._on_progress, self._on_ready = on_progress, on_ready
+        self._on_dying, self._on_lost = on_dying, on_lost
 
         self._memory = SharedMemory.create()
         self._thread = threading.Thread(target=self._supervise, name='engine_process', daemon=True)
@@ -392,6 +396,9 @@ class EngineProcess:
             return None
         problem = self._build(child)
         if problem is None:
+            self._memory.lifeline.wait()
+            if not self._closing.is_set():
+                self._on_dying()
             child.wait()
             self._settle(child)
         child.close()

@@ -21,6 +21,7 @@ import numpy as np
 
 from oxygen_ros.actions import ActionChunk, Leftover
 from oxygen_ros.engine.engine import TextUpdate
+from oxygen_ros.engine.lifeline import Lifeline
 from oxygen_ros.engine.sequence import FinishReason
 from oxygen_ros.observation import Observation
 
@@ -32,6 +33,7 @@ OBSERVATION_BYTES = 256 * 2**20
 CHUNK_BYTES = 16 * 2**20
 _TOTAL_BYTES = mmap.PAGESIZE + OBSERVATION_BYTES + CHUNK_BYTES
 _ALIGNMENT = 64
+_LIFELINE_OFFSET = 64
 
 
 class Channel:
@@ -116,8 +118,8 @@ class Area:
 class SharedMemory:
     """Memory without a name: the system frees it with the last process that has it mapped.
 
-    [ frame waiting | beats |   observation   |   chunk   ]
-    0               8     a page: node writes   engine writes
+    [ frame waiting | beats | lifeline |   observation   |   chunk   ]
+    0               8       64       a page: node writes   engine writes
     """
 
     def __init__(self, fd: int) -> None:
@@ -127,6 +129,7 @@ class SharedMemory:
         self.observation = Area(self._memory, mmap.PAGESIZE, OBSERVATION_BYTES)
         self.chunk = Area(self._memory, mmap.PAGESIZE + OBSERVATION_BYTES, CHUNK_BYTES)
         self._beats = memoryview(self._memory)[8:16].cast('Q')
+        self.lifeline = Lifeline(self._memory, _LIFELINE_OFFSET)
 
     @classmethod
     def create(cls) -> SharedMemory:
@@ -135,7 +138,9 @@ class SharedMemory:
             raise ValueError("parameter 'isolation': process needs Linux, use thread")
         fd = os.memfd_create('oxygen_engine')
         os.ftruncate(fd, _TOTAL_BYTES)
-        return cls(fd)
+        memory = cls(fd)
+        memory.lifeline.create()
+        return memory
 
     @property
     def fd(self) -> int:
