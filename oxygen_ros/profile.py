@@ -16,7 +16,6 @@ import difflib
 import itertools
 import math
 import re
-import sys
 import types
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -33,6 +32,8 @@ _TASK_NAME = re.compile(r'[a-z][a-z0-9_]*')
 
 MAX_VALUES = 10_000
 """No robot needs more values in its profile."""
+MAX_WHOLE_NUMBER = 2**53
+"""Up to here a float is every whole number."""
 
 
 class ProfileError(ValueError):
@@ -52,8 +53,9 @@ def _age() -> Any:
     return field(metadata={'above': 0, 'maximum': 1e9})
 
 
-def _at_least(minimum: int, **kwargs: Any) -> Any:
-    return field(metadata={'minimum': minimum}, **kwargs)
+def _at_least(minimum: int, maximum: int = 10_000, **kwargs: Any) -> Any:
+    """A count, up to what no robot and no model exceeds."""
+    return field(metadata={'minimum': minimum, 'maximum': maximum}, **kwargs)
 
 
 def _per_joint(**metadata: Any) -> Any:
@@ -169,7 +171,7 @@ class TaskProfile:
     kind: Literal['text', 'memory']
     topic: str
     prompt: str = ''  # appended behind the shared prefix
-    period_frames: int = _at_least(1)  # due every so many frames
+    period_frames: int = _at_least(1, 1_000_000)  # due every so many frames
     max_new_tokens: int = _at_least(1)
     max_age_s: float = _age()  # older unfinished text is expired
     priority: int = 0  # higher goes first when not all fit
@@ -399,7 +401,10 @@ class _Reader:
             return None if raw is None else self._value(arguments[0], raw, key)
         if isinstance(annotation, type) and is_dataclass(annotation):
             return self.record(annotation, raw, key)
-        if annotation is float and type(raw) is int and abs(raw) <= sys.float_info.max:
+        if type(raw) is int and abs(raw) > MAX_WHOLE_NUMBER:
+            got = f'a whole number of {raw.bit_length()} bits'
+            raise self._error(key, f'expected a number within 2^53; got {got}')
+        if annotation is float and type(raw) is int:
             return float(raw)
         # An exact type, because YAML's true is a bool and Python's bool is an int.
         if type(raw) is not annotation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -192,6 +193,15 @@ def test_a_file_that_would_exhaust_or_confuse_the_reader_is_refused(
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize('key', ['name: ', 'frame_rate_hz: '])
+def test_a_number_that_python_will_not_print_is_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / 'robot.yaml'
+    text = (CONFIG / 'dummy.yaml').read_text()
+    path.write_text(re.sub(f'^{key}.*', f'{key}0x{"f" * 5000}', text, flags=re.MULTILINE))
+    with pytest.raises(ProfileError, match='got a whole number of 20000 bits'):
+        load_profile(str(path), CONFIG)
+
+
 def test_an_alias_may_be_used(tmp_path: Path) -> None:
     text = (CONFIG / 'dummy.yaml').read_text()
     text = text.replace('max_age_s: 0.5 ', 'max_age_s: &age 0.5 ', 1)
@@ -240,7 +250,8 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
         ('command.rate_hz', float('inf'), ['command.rate_hz: expected a finite number']),
         ('command.rate_hz', -1, ['command.rate_hz: expected a value of at least 0.001']),
         ('action.rate_hz', 1e9, ['action.rate_hz: expected a value of at most 1000; got']),
-        ('action.rate_hz', 10**400, ['action.rate_hz: expected a number']),
+        ('action.rate_hz', 10**400, ['action.rate_hz: expected a number within 2^53']),
+        ('tasks.0.period_frames', 10**400, ['tasks[0].period_frames', 'got', 'of 1329 bits']),
         ('joints.max_age_s', 1e300, ['joints.max_age_s: expected a value of at most']),
         ('cameras.0.max_age_s', 0.0, ['cameras[0].max_age_s']),
         ('cameras.0.expected_hz', -1, ['cameras[0].expected_hz: expected a value of at least 0']),
@@ -249,6 +260,7 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
         ('instruction.max_age_s', -1, ['instruction.max_age_s: expected a value of at least 0']),
         ('command.estop_heartbeat_s', -1, ['command.estop_heartbeat_s', 'at least 0']),
         ('tasks.0.max_new_tokens', 0, ['tasks[0].max_new_tokens']),
+        ('tasks.0.max_new_tokens', 2**40, ['tasks[0].max_new_tokens', 'at most 10000; got']),
         ('model.num_denoise_steps', 0, ['model.num_denoise_steps']),
         ('model.training_max_delay', -1, ['model.training_max_delay', 'at least 0']),
         ('action.execution_horizon', 0, ['action.execution_horizon', 'at least 1']),
