@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,27 @@ def test_the_delay_of_the_recorded_commands_is_found(delay_ms: int) -> None:
 def test_aligned_by_that_delay_the_error_is_gone() -> None:
     assert scored(60_000_000).aligned.mae((0, 1)) > 0.1
     assert scored(60_000_000, 60_000_000).aligned.mae((0, 1)) < 1e-12
+
+
+def test_a_joint_that_turns_without_end_is_compared_the_short_way_round() -> None:
+    turning = replace(command(), continuous=('b',))
+    score = ActionScore(turning, 0, wave)
+    error, bias = score.add_chunk(chunk_at(0, (2 * np.pi, 2 * np.pi - 0.25)))
+    np.testing.assert_allclose(error, [2 * np.pi, 0.25])
+    np.testing.assert_allclose(bias, [2 * np.pi, -0.25])
+    np.testing.assert_allclose(score.swept.mae(0)[1], scored_offset(-0.25))
+    jump = score.add_jump(np.array([0.0, 3.1]), np.array([0.5, -3.1]))
+    np.testing.assert_allclose(jump, [0.5, 2 * np.pi - 6.2])
+    sent = wave(np.array([0]))[0] + [0.0, 4 * np.pi + 0.5]
+    error, _ = score.add_command(0, sent, from_chunk=True)
+    np.testing.assert_allclose(error, [0.0, 0.5], atol=1e-12)
+
+
+def scored_offset(offset: float) -> float:
+    """What joint b's swept error is at that offset, without turns."""
+    score = ActionScore(command(), 0, wave)
+    score.add_chunk(chunk_at(0, (0.0, offset)))
+    return float(score.swept.mae(0)[1])
 
 
 def test_an_offset_of_one_joint_is_its_error_and_bias_and_no_other_joints() -> None:

@@ -164,3 +164,11 @@ def test_where_rows_are_held_the_commands_are_too() -> None:
     found = RecordedCommands(held, np.array(times(3)), np.array([[0.0, 0], [1, 1], [2, 2]]))
     moments = np.array([START_NS + PERIOD_NS - 1, START_NS + PERIOD_NS, START_NS + 2 * PERIOD_NS])
     np.testing.assert_allclose(found.at(moments)[:, 0], [0.0, 1.0, 2.0])
+
+
+def test_between_two_sides_of_half_a_turn_a_continuous_joint_was_nowhere_near_zero() -> None:
+    turning = replace(COMMAND, continuous=(COMMAND.names[0],))
+    rows = np.array([[3.1, 3.1], [-3.1, -3.1]])
+    found = RecordedCommands(turning, np.array(times(2)), rows)
+    half_way = found.at(np.array([sum(times(2)) // 2]))[0]
+    np.testing.assert_allclose(half_way, [np.pi, 0.0], atol=1e-9)

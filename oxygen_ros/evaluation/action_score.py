@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oxygen_ros.actions import ActionChunk
+from oxygen_ros.model.continuous import within_half_turn
 from oxygen_ros.profile import CommandProfile
 
 SHIFTS_NS = np.arange(-200, 601, 20) * 1_000_000
@@ -110,6 +111,7 @@ class ActionScore:
         self._num_joints = num_joints
         self._period_s = 1.0 / command.rate_hz
         self._is_velocity = np.array([quantity == 'velocity' for quantity in command.quantity])
+        self._turns = ~self._is_velocity & np.isin(command.names, command.continuous)
         self._align_ns = align_ns
         self._recorded = recorded
         self._swept: Sums | None = None
@@ -139,7 +141,7 @@ class ActionScore:
             return unknown, unknown
         horizon = len(chunk.values)
         times_ns = chunk.time_ns + chunk.period_ns * np.arange(horizon)
-        errors = chunk.values - self._recorded(times_ns + self._align_ns)
+        errors = self._difference(chunk.values, self._recorded(times_ns + self._align_ns))
         self._aligned = self._aligned or Sums.zeros(errors.shape)
         self._aligned.add(errors)
         self._sweep(chunk, times_ns)
@@ -150,7 +152,12 @@ class ActionScore:
         self._swept = self._swept or Sums.zeros((len(SHIFTS_NS), self._num_joints))
         shifted = (times_ns[np.newaxis] + SHIFTS_NS[:, np.newaxis]).ravel()
         recorded = self._recorded(shifted).reshape(len(SHIFTS_NS), *chunk.values.shape)
-        self._swept.add(chunk.values - recorded, over=(1,))
+        self._swept.add(self._difference(chunk.values, recorded), over=(1,))
+
+    def _difference(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Return (..., joints): for a joint that turns without end the short way round."""
+        difference = values - others
+        return np.where(self._turns, within_half_turn(difference), difference)
 
     def best_shift_ns(self) -> int | None:
         """Return the delay of the recorded commands that fits best; None without comparisons."""
@@ -166,7 +173,7 @@ class ActionScore:
 
     def add_jump(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Compare the rows (joints,) of two chunks for the moment when the second takes over."""
-        jump = np.abs(after - before)
+        jump = np.abs(self._difference(after, before))
         self.jumps.add(jump)
         self.max_jump = np.maximum(self.max_jump, jump)
         return jump
@@ -182,10 +189,10 @@ class ActionScore:
         recorded = np.full(self._num_joints, math.nan)
         if self._recorded is not None:
             recorded = self._recorded(np.array([time_ns + self._align_ns]))[0]
-        error = row - recorded
+        error = self._difference(row, recorded)
         if from_chunk:
             self.sent.add(error)
-        self.trace.add(time_ns, row, recorded)
+        self.trace.add(time_ns, row, row - error)
         self._last.append(row)
         if len(self._last) < 4:
             return error, None

@@ -39,10 +39,14 @@ class RecordedCommands:
         self._linear = command.interpolation == 'linear'
         # Joint by joint: arm and gripper may come in separate messages.
         self._series: list[tuple[np.ndarray, np.ndarray, float]] = []
-        for column in values[order].T:
+        for name, quantity, column in zip(
+            command.names, command.quantity, values[order].T, strict=True
+        ):
             known = np.isfinite(column)
-            times = times_ns[order][known]
-            self._series.append((times, column[known], _longest_gap_ns(times)))
+            times, series = times_ns[order][known], column[known]
+            if name in command.continuous and quantity == 'position':
+                series = np.unwrap(series)  # between pi and -pi it went the short way
+            self._series.append((times, series, _longest_gap_ns(times)))
 
     def at(self, times_ns: np.ndarray) -> np.ndarray:
         """Return float64 (n, num_joints) for int64 (n,) times."""
