@@ -1,12 +1,12 @@
 """OxygenNode: parameters, topics and lifecycle of the robot's node, and the process around it.
 
-Owns every ROS object and the wiring between the rooms; no tensor and no policy logic. Nobody
-imports it but its entry point.
+Owns the lifecycle, the command topic and the wiring between the rooms; no tensor and no policy
+logic. Nobody imports it but its entry point.
 
-Threads. The main thread runs the executor: its callbacks store the newest message, nothing else.
-The frame thread (`frame_loop.py`) runs the engine, the publisher thread (`publisher.py`) the
-command tick. Both publish from their own thread, so neither waits for a callback. Stop and hold are
-heard in a third (`interlock.py`).
+Threads. The main thread runs the executor: its callbacks store the newest message (`inputs.py`) and
+report (`reports.py`), nothing else. The frame thread (`frame_loop.py`) runs the engine, the
+publisher thread (`publisher.py`) the command tick. Both publish from their own thread, so neither
+waits for a callback. Stop and hold are heard in a third (`interlock.py`).
 """
 
 from __future__ import annotations
@@ -20,47 +20,41 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import rclpy
-from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.msg import SetParametersResult
-from rclpy.clock import Clock, ClockType, JumpThreshold
+from rclpy.clock import Clock, ClockType
 from rclpy.duration import Duration
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
-from sensor_msgs.msg import CompressedImage, Image, JointState
-from std_msgs.msg import Float64MultiArray, String
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
 from oxygen_ros import conversions, garbage, monitor
 from oxygen_ros.actions import ActionBuffer, ActionChunk
 from oxygen_ros.annotated import Annotation
+from oxygen_ros.engine.engine import TextUpdate
 from oxygen_ros.engine.options import EngineOptions
 from oxygen_ros.engine.process import EngineProcess
 from oxygen_ros.frame_loop import FrameLoop
+from oxygen_ros.guard import Guard
+from oxygen_ros.inputs import Inputs
 from oxygen_ros.interlock import Interlock
-from oxygen_ros.memory_store import MAX_TIME_NS, MemoryStore, MemoryStoreError
-from oxygen_ros.msg import ActionChunk as ActionChunkMessage
-from oxygen_ros.msg import EngineStats, Note, Text
-from oxygen_ros.neighbours import CommandTopic, Neighbours
-from oxygen_ros.observation import NotReady, Observation, ObservationBuffer
+from oxygen_ros.neighbours import Neighbours
+from oxygen_ros.news import News
+from oxygen_ros.observation import NotReady, Observation
 from oxygen_ros.parameters import PARAMETERS
-from oxygen_ros.profile import (
-    CameraProfile,
-    CommandProfile,
-    RobotProfile,
-    load_profile,
-    share_folder,
-)
+from oxygen_ros.parts import Parts
+from oxygen_ros.profile import CommandProfile, RobotProfile, load_profile, share_folder
 from oxygen_ros.publisher import CommandPublisher
-from oxygen_ros.qos import LATCHED, RELIABLE, QosWatch, newest, sensor
-from oxygen_ros.srv import Recall
+from oxygen_ros.qos import QosWatch, newest
+from oxygen_ros.reports import Reports
 
 COMMAND_TYPES = {
     'joint_state': JointState,
@@ -69,64 +63,9 @@ COMMAND_TYPES = {
 }
 # A trajectory carries the rest of the chunk: if we die, the motion ends by itself.
 ROWS_PER_COMMAND = {'joint_state': 1, 'joint_trajectory': 1000, 'forward_command': 1}
-STATS_PERIOD_S = 0.2
-DIAGNOSTICS_PERIOD_S = 1.0
-MAX_INSTRUCTION_CHARS = 1000
-MAX_NOTICES_PER_LOOK = 5
-DEFAULT_RECALL_LIMIT = 10
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-FORWARD_JUMP_S = 2.0
-"""A clock that leaps further ahead than this was seeked: what was seen before is another scene."""
 CLOSE_TIMEOUT_S = 3.0
 """Launch sends SIGTERM 5 s after SIGINT by default; the last hold has to be out by then."""
-
-
-def guarded(callback: Callable[..., None]) -> Callable[..., None]:
-    """Keep an exception of a callback from ending the executor, and with it every callback."""
-
-    @functools.wraps(callback)
-    def run(self: OxygenNode, *args: Any) -> None:
-        try:
-            callback(self, *args)
-        except Exception as error:
-            self.report_callback_error(callback.__name__, error)
-
-    return run
-
-
-@dataclass
-class Parts:
-    """What exists between configure and cleanup."""
-
-    profile: RobotProfile
-    control_ns: Callable[[], int]
-    """The control clock: monotonic, or ROS time when that is simulated."""
-    buffer: ObservationBuffer
-    actions: ActionBuffer
-    loop: FrameLoop
-    monitor: monitor.Monitor
-    neighbours: Neighbours
-    commands: Any
-    """Lifecycle publisher of the command topic: silent while the node is inactive."""
-    chunks: Any
-    news: dict[str, Any]
-    """Publisher of each language task."""
-    subscriptions: list[Any]
-    memory: MemoryStore | None
-    """Keeps notes across restarts; None where no parameter names a file."""
-    process: EngineProcess | None
-    """The engine's own process; None where it runs in the frame thread."""
-    publisher: CommandPublisher | None = None
-    annotation: Annotation | None = None
-    """None where nobody asked for pictures."""
-    annotated: Any = None
-    draw_timer: Any = None
-    numbers: dict[str, Any] = field(default_factory=dict)
-    """Of the newest statistics."""
-    recall: Any = None
-    tick: Any = None
-    jump_handle: Any = None
-    observation_age_ms: float = 0.0
 
 
 class OxygenNode(LifecycleNode):
@@ -139,9 +78,7 @@ class OxygenNode(LifecycleNode):
         super().__init__('oxygen')
         self._stop = stop
         self._parts: Parts | None = None
-        self._active = self._finalized = self._gave_up = False
-        self._last_failure = ''
-        self._callback_errors = 0
+        self._finalized = self._gave_up = False
         # Before anything that may raise: rclpy destroys a half-made node, too.
         self._qos = QosWatch(self)
         self._interlock = Interlock(self, self._qos, self._forget_plan)
@@ -149,14 +86,10 @@ class OxygenNode(LifecycleNode):
             self.declare_parameter(parameter.name, parameter.default, parameter.descriptor())
         self.add_on_set_parameters_callback(self._on_parameters)
 
-        # Diagnostics must go on when /clock does not, frames when the system clock is set back.
-        self._steady = steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._clock_watch = monitor.ClockWatch()
-        publisher = functools.partial(self._qos.create_publisher, self.create_publisher)
-        self._stats = publisher(EngineStats, '~/stats', RELIABLE)
-        self._diagnostics = publisher(DiagnosticArray, '/diagnostics', RELIABLE)
-        self.create_timer(STATS_PERIOD_S, self._publish_stats, clock=steady)
-        self.create_timer(DIAGNOSTICS_PERIOD_S, self._publish_diagnostics, clock=steady)
+        # Frames must go on when the system clock is set back.
+        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._guard = Guard(self.get_logger())
+        self._reports = Reports(self, self._qos, self._interlock, self._guard, lambda: self._parts)
 
     # --- lifecycle ----------------------------------------------------------------------------
 
@@ -189,11 +122,11 @@ class OxygenNode(LifecycleNode):
         parts.publisher.start()
         parts.tick = self.create_timer(
             1.0 / parts.profile.frame_rate_hz,
-            self._on_tick,
+            self._guard(self._on_tick),
             # None is the node's clock: a replayed bag sets the pace.
             clock=None if self._value('use_sim_time') else self._steady,
         )
-        self._active = True
+        parts.active = True
         self.get_logger().info('active: frames tick and commands flow')
         return result
 
@@ -223,64 +156,58 @@ class OxygenNode(LifecycleNode):
     # --- configure ----------------------------------------------------------------------------
 
     def _configure(self) -> None:
-        profile = self._load_profile()
-        use_sim_time = self._value('use_sim_time')
-        control_ns = self._ros_ns if use_sim_time else time.monotonic_ns
-        buffer = ObservationBuffer(
-            profile.cameras,
-            profile.joints,
-            conversions.decode_image,
-            feed_back=profile.memory.feed_back,
-            instruction_max_age_s=profile.instruction.max_age_s,
-        )
-        buffer.set_instruction(self._value('instruction') or profile.instruction.default)
-        publisher = functools.partial(self._qos.create_publisher, self.create_publisher)
+        self._parts = parts = self._make_parts(self._load_profile())
+        instruction = self._value('instruction') or parts.profile.instruction.default
+        parts.inputs.buffer.set_instruction(instruction)
+        parts.news.remember()
+        self._load_engine(parts)
+        parts.inputs.subscribe(self._qos, self._guard)
+        parts.news.offer_recall()
+        if parts.annotation is not None:
+            self._reports.begin_pictures(float(self._value('annotated_rate_hz')))
+        garbage.settle()
+        self._interlock.expect_heartbeat(parts.profile.command.estop_heartbeat_s)
+        dry_run, topic = self._value('dry_run'), parts.profile.command.topic
+        where = 'nowhere but ~/would_be_command' if dry_run else topic
+        self.get_logger().info(f'configured for {parts.profile.name}: commands go to {where}')
+
+    def _make_parts(self, profile: RobotProfile) -> Parts:
+        control_ns = self._ros_ns if self._value('use_sim_time') else time.monotonic_ns
+        inputs = Inputs(self, profile, control_ns=control_ns, forget_plan=self._forget_plan)
         actions = ActionBuffer.of_profile(profile)
         process = self._engine_process(profile, actions)
-        self._parts = parts = Parts(
+        return Parts(
             profile=profile,
             control_ns=control_ns,
-            buffer=buffer,
+            inputs=inputs,
             actions=actions,
-            loop=FrameLoop(
-                functools.partial(self._build_engine, profile, actions)
-                if process is None
-                else lambda frame_waiting: process,
-                self._snapshot,
-                period_ns=None if use_sim_time else round(1e9 / profile.frame_rate_hz),
-                on_failure=self._on_engine_failure,
-                on_waiting=None if process is None else process.set_frame_waiting,
-            ),
+            process=process,
+            loop=self._make_loop(profile, actions, process),
             monitor=monitor.Monitor(profile, self._thresholds()),
             neighbours=Neighbours(),
+            annotation=Annotation(profile) if self._value('annotated_rate_hz') else None,
+            news=News(
+                self,
+                self._qos,
+                profile,
+                memory_path=self._value('memory_path'),
+                put_note=inputs.buffer.put_note,
+            ),
             commands=self._create_command_publisher(profile.command),
-            chunks=publisher(ActionChunkMessage, '~/actions', RELIABLE),
-            news={
-                task.name: publisher(Note, task.topic, LATCHED)
-                if task.kind == 'memory'
-                else publisher(Text, task.topic, RELIABLE)
-                for task in profile.tasks
-            },
-            subscriptions=[],
-            memory=self._open_memory(),
-            process=process,
         )
-        self._remember(parts)
-        self._load_engine(parts)
-        self._subscribe(parts)
-        if parts.memory is not None:
-            parts.recall = self.create_service(Recall, '~/recall', self._on_recall)
-        if rate_hz := float(self._value('annotated_rate_hz')):
-            parts.annotation = Annotation(profile)
-            parts.annotated = publisher(Image, '~/annotated', newest(0.0))
-            parts.draw_timer = self.create_timer(
-                1.0 / rate_hz, self._publish_annotated, clock=self._steady
-            )
-        garbage.settle()
-        self._interlock.expect_heartbeat(profile.command.estop_heartbeat_s)
-        dry_run, topic = self._value('dry_run'), profile.command.topic
-        where = 'nowhere but ~/would_be_command' if dry_run else topic
-        self.get_logger().info(f'configured for {profile.name}: commands go to {where}')
+
+    def _make_loop(
+        self, profile: RobotProfile, actions: ActionBuffer, process: EngineProcess | None
+    ) -> FrameLoop:
+        return FrameLoop(
+            functools.partial(self._build_engine, profile, actions)
+            if process is None
+            else lambda frame_waiting: process,
+            self._snapshot,
+            period_ns=None if self._value('use_sim_time') else round(1e9 / profile.frame_rate_hz),
+            on_failure=self._on_engine_failure,
+            on_waiting=None if process is None else process.set_frame_waiting,
+        )
 
     def _thresholds(self) -> monitor.Thresholds:
         names = [threshold.name for threshold in fields(monitor.Thresholds)]
@@ -288,8 +215,8 @@ class OxygenNode(LifecycleNode):
 
     def _create_command_publisher(self, command: CommandProfile) -> Any:
         def is_due() -> bool:
-            publisher = self._parts.publisher if self._parts is not None else None
-            return self._active and publisher is not None and publisher.source != 'silence'
+            parts = self._parts
+            return parts is not None and parts.active and parts.source != 'silence'
 
         return self._qos.create_publisher(
             self.create_lifecycle_publisher,
@@ -298,18 +225,6 @@ class OxygenNode(LifecycleNode):
             newest(self._value('command_deadline_periods') / command.rate_hz),
             is_due,
         )
-
-    def _open_memory(self) -> MemoryStore | None:
-        path = self._value('memory_path')
-        return MemoryStore(Path(path).expanduser()) if path else None
-
-    def _remember(self, parts: Parts) -> None:
-        """Begin with the notes of before, where they are kept and fed back."""
-        if parts.memory is not None and (number := parts.profile.memory.feed_back):
-            notes = parts.memory.recall('', limit=number)
-            for note in reversed(notes):
-                parts.buffer.put_note(note.text)
-            self.get_logger().info(f'the prompt begins with {len(notes)} notes of before')
 
     def _load_profile(self) -> RobotProfile:
         profile = load_profile(self._value('profile'), share_folder() / 'config')
@@ -386,35 +301,11 @@ class OxygenNode(LifecycleNode):
         took_s = time.monotonic() - started_s
         self.get_logger().info(f'model loaded and warmed up in {took_s:.1f} s')
 
-    def _subscribe(self, parts: Parts) -> None:
-        profile, joints = parts.profile, parts.profile.joints
-        subscribe = functools.partial(self._qos.create_subscription, self.create_subscription)
-        for camera in profile.cameras:
-            message_type = CompressedImage if camera.transport == 'compressed' else Image
-            on_image = functools.partial(self._on_image, camera)
-            parts.subscriptions.append(
-                subscribe(message_type, camera.topic, on_image, sensor(camera.deadline_s))
-            )
-        parts.subscriptions.append(
-            subscribe(JointState, joints.topic, self._on_joints, sensor(joints.deadline_s))
-        )
-        parts.subscriptions += self._qos.create_latched_too(
-            self.create_subscription, String, profile.instruction.topic, self._on_instruction
-        )
-        jump = JumpThreshold(
-            min_forward=Duration(seconds=FORWARD_JUMP_S),
-            min_backward=Duration(nanoseconds=-1),
-            on_clock_change=False,
-        )
-        parts.jump_handle = self.get_clock().create_jump_callback(
-            jump, post_callback=self._on_clock_jump
-        )
-
     def _deactivate(self) -> None:
         parts = self._parts
-        if parts is None or not self._active:
+        if parts is None or not parts.active:
             return
-        self._active = False
+        parts.active = False
         self.destroy_timer(parts.tick)
         parts.actions.clear('deactivated', parts.loop.next_frame)
         parts.loop.rest()
@@ -436,21 +327,12 @@ class OxygenNode(LifecycleNode):
         if parts is None:
             return
         self._interlock.expect_heartbeat(0.0)
-        if parts.jump_handle is not None:
-            parts.jump_handle.unregister()
-        for subscription in parts.subscriptions:
-            self.destroy_subscription(subscription)
+        parts.inputs.close()
         if not self._close_engine(parts):
             self.get_logger().warning('the model did not return in time; its thread is left behind')
-        for publisher in (parts.commands, parts.chunks, *parts.news.values()):
-            self.destroy_publisher(publisher)
-        if parts.recall is not None:
-            self.destroy_service(parts.recall)
-        if parts.draw_timer is not None:
-            self.destroy_timer(parts.draw_timer)
-            self.destroy_publisher(parts.annotated)
-        if parts.memory is not None:
-            parts.memory.close()
+        self.destroy_publisher(parts.commands)
+        parts.news.close()
+        self._reports.end_pictures()
         self._parts = None
         garbage.release()
 
@@ -463,94 +345,21 @@ class OxygenNode(LifecycleNode):
         parts.process.close()
         return parts.loop.close(CLOSE_TIMEOUT_S / 2)
 
-    # --- executor thread: callbacks only store ------------------------------------------------
+    # --- executor thread ----------------------------------------------------------------------
 
-    @guarded
-    def _on_image(self, camera: CameraProfile, message: Any) -> None:
-        parts = self._parts
-        if parts is None:
-            return
-        conversions.take_image(parts.buffer, message, camera, parts.control_ns(), self._ros_ns())
-
-    @guarded
-    def _on_joints(self, message: JointState) -> None:
-        parts = self._parts
-        if parts is None:
-            return
-        conversions.take_joints(
-            parts.buffer, message, parts.profile.joints, parts.control_ns(), self._ros_ns()
-        )
-
-    @guarded
-    def _on_instruction(self, message: String) -> None:
-        self._instruct(message.data)
-
-    def _instruct(self, text: str) -> None:
-        """Take a new instruction; what was planned for the old one is thrown away.
-
-        One that cannot be used counts as none: the robot holds rather than carry on with what its
-        operator no longer wants.
-        """
-        parts = self._parts
-        if parts is None:
-            return
-        if len(text) > MAX_INSTRUCTION_CHARS:
-            parts.buffer.count_drop('instruction_too_long')
-            self.get_logger().error(
-                f'{parts.profile.instruction.topic}: expected at most {MAX_INSTRUCTION_CHARS} '
-                f'characters, got {len(text)}; holding without an instruction'
-            )
-            text = ''
-        if parts.buffer.set_instruction(text):
-            self._forget_plan('instruction')
-            self.get_logger().info(f'instruction: {text.strip()!r}')
-
-    def _on_recall(self, request: Recall.Request, response: Recall.Response) -> Recall.Response:
-        """Answer from the file; a search that takes too long is given up, images come first."""
-        parts = self._parts
-        if parts is None or parts.memory is None:
-            response.message = 'the node is not configured'
-            return response
-        try:
-            found = parts.memory.recall(
-                request.query,
-                since_ns=conversions.stamp_to_ns(request.since),
-                until_ns=conversions.stamp_to_ns(request.until) or MAX_TIME_NS,
-                limit=request.limit or DEFAULT_RECALL_LIMIT,
-            )
-        except MemoryStoreError as error:
-            response.message = str(error)
-            return response
-        response.notes = [conversions.stored_note_message(note) for note in found]
-        return response
-
-    @guarded
     def _on_tick(self) -> None:
         parts = self._parts
-        if parts is not None and self._active:
+        if parts is not None and parts.active:
             parts.loop.tick()
-
-    def _on_clock_jump(self, jump: Any) -> None:
-        """What was seen and planned belongs to another time, e.g. the end of a bag that loops."""
-        parts = self._parts
-        if parts is None:
-            return
-        parts.buffer.clear()
-        self._forget_plan('clock_jump')
-        self.get_logger().info(f'the clock jumped by {jump.delta.nanoseconds / 1e9:.3f} s')
-
-    def _forget_plan(self, reason: str) -> None:
-        """Play no chunk of a frame that was begun before now."""
-        if (parts := self._parts) is not None:
-            parts.actions.clear(reason, parts.loop.next_frame)
 
     def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         """Refuse what needs a configure; apply a new instruction at once."""
+        parts = self._parts
         dynamic = {parameter.name for parameter in PARAMETERS if parameter.dynamic}
         fixed = {parameter.name for parameter in PARAMETERS} - dynamic
         for parameter in parameters:
             reason = ''
-            if parameter.name in fixed and self._parts is not None:
+            if parameter.name in fixed and parts is not None:
                 reason = 'can only be set before configure; clean up first'
             elif isinstance(parameter.value, float) and not math.isfinite(parameter.value):
                 reason = f'expected a finite number, got {parameter.value}'
@@ -559,16 +368,15 @@ class OxygenNode(LifecycleNode):
                     successful=False, reason=f'parameter {parameter.name!r} {reason}'
                 )
         for parameter in parameters:
-            if parameter.name == 'instruction':
-                self._instruct(parameter.value)
+            if parameter.name == 'instruction' and parts is not None:
+                parts.inputs.instruct(parameter.value)
         return SetParametersResult(successful=True)
 
-    def report_callback_error(self, name: str, error: Exception) -> None:
-        """A bug of ours met a message; say so, count it, go on."""
-        self._callback_errors += 1
-        self.get_logger().error(
-            f'{name}: {type(error).__name__}: {error}', throttle_duration_sec=1.0
-        )
+    def _forget_plan(self, reason: str, first_frame: int | None = None) -> None:
+        """Play no chunk of a frame that was begun before now, or before `first_frame`."""
+        if (parts := self._parts) is not None:
+            first = parts.loop.next_frame if first_frame is None else first_frame
+            parts.actions.clear(reason, first)
 
     # --- frame thread -------------------------------------------------------------------------
 
@@ -576,16 +384,7 @@ class OxygenNode(LifecycleNode):
         parts = self._parts
         if parts is None:
             return NotReady(('the node is being cleaned up',))
-        topic, limit_s = parts.profile.instruction.topic, parts.profile.instruction.max_age_s
-        if parts.buffer.expire_instruction(parts.control_ns()):
-            parts.actions.clear('instruction_stale', frame)
-            self.get_logger().warning(
-                f'{topic}: nothing for {limit_s:g} s; no instruction any more'
-            )
-        observation = parts.buffer.snapshot(frame, parts.control_ns())
-        if isinstance(observation, Observation) and not observation.instruction:
-            when = f'for {limit_s:g} s' if limit_s else 'yet'
-            return NotReady((f'no instruction on {topic} {when}',))
+        observation = parts.inputs.snapshot(frame)
         if parts.annotation is not None and isinstance(observation, Observation):
             parts.annotation.see(observation)
         return observation
@@ -597,47 +396,35 @@ class OxygenNode(LifecycleNode):
         now_ns = parts.control_ns()
         parts.actions.put(chunk, now_ns)
         parts.observation_age_ms = (now_ns - chunk.time_ns) / 1e6
-        stats = parts.loop.engine.stats
-        parts.chunks.publish(
-            conversions.chunk_message(
-                chunk,
-                parts.profile.command.names,
-                prefill_ms=stats.prefill_ms,
-                denoise_ms=stats.denoise_ms,
-            )
-        )
+        parts.news.tell_chunk(chunk, parts.loop.engine.stats)
 
-    def _on_text(self, update: Any) -> None:
+    def _on_text(self, update: TextUpdate) -> None:
         parts = self._parts
         if parts is None:
             return
         if parts.annotation is not None:
             parts.annotation.hear(update)
-        publisher = parts.news[update.task]
-        if publisher.msg_type is Text:
-            publisher.publish(conversions.text_message(update))
-        elif update.reason is not None and update.reason.complete:
-            # Half a note is no memory; the scheduler has counted it as dropped.
-            publisher.publish(conversions.note_message(update))
-            parts.buffer.put_note(update.text)
-            if parts.memory is not None:
-                parts.memory.add(conversions.stored_note(update))
+        parts.news.tell_words(update)
 
     def _on_engine_failure(self, error: Exception) -> None:
-        self._last_failure = f'{type(error).__name__}: {error}'
-        self.get_logger().error(f'engine: {self._last_failure}', throttle_duration_sec=1.0)
+        failure = f'{type(error).__name__}: {error}'
+        self._note_failure(failure)
+        self.get_logger().error(f'engine: {failure}', throttle_duration_sec=1.0)
         self.get_logger().debug(''.join(traceback.format_exception(error)))
 
     def _on_engine_dying(self) -> None:
         """By a thread of the engine's: nobody thinks for the robot from here on."""
-        parts = self._parts
-        if parts is not None:
-            parts.actions.clear('engine_lost', parts.loop.next_frame)
+        self._forget_plan('engine_lost')
 
     def _on_engine_lost(self, reason: str) -> None:
         """By the frame thread, or another while that one is idle."""
-        self._last_failure = f'the engine process {reason}'
-        self.get_logger().error(f'{self._last_failure}; it will be started again')
+        failure = f'the engine process {reason}'
+        self._note_failure(failure)
+        self.get_logger().error(f'{failure}; it will be started again')
+
+    def _note_failure(self, failure: str) -> None:
+        if (parts := self._parts) is not None:
+            parts.last_failure = failure
 
     # --- publisher thread ---------------------------------------------------------------------
 
@@ -653,129 +440,10 @@ class OxygenNode(LifecycleNode):
     def _measured(self) -> np.ndarray | None:
         parts = self._parts
         assert parts is not None
-        positions = parts.buffer.positions(parts.control_ns())
+        positions = parts.inputs.buffer.positions(parts.control_ns())
         if not positions:
             return None
         return np.array([positions.get(name, math.nan) for name in parts.profile.command.names])
-
-    # --- statistics and diagnostics -----------------------------------------------------------
-
-    @guarded
-    def _publish_stats(self) -> None:
-        parts = self._parts
-        if parts is None or parts.loop.engine is None:
-            return
-        parts.numbers = parts.monitor.numbers(
-            time.monotonic_ns(),
-            parts.loop.engine.stats,
-            parts.publisher.stats() if parts.publisher is not None else None,
-            horizon=parts.loop.engine.action_horizon,
-            active=self._active,
-            observation_age_ms=parts.observation_age_ms,
-        )
-        parts.numbers |= self._interlock.numbers() | self._qos.numbers()
-        self._stats.publish(
-            conversions.stats_message(self._ros_ns(), parts.numbers, self._drops(parts))
-        )
-
-    @guarded
-    def _publish_annotated(self) -> None:
-        parts = self._parts
-        if (
-            parts is None
-            or parts.annotation is None
-            or not parts.annotated.get_subscription_count()
-        ):
-            return
-        source = parts.publisher.source if parts.publisher is not None else 'silence'
-        picture = parts.annotation.draw(parts.numbers, source, parts.control_ns())
-        parts.annotated.publish(conversions.image_message(picture, self._ros_ns()))
-
-    def _drops(self, parts: Parts) -> dict[str, int]:
-        """Everything that was thrown away, by reason, wherever it happened."""
-        engine = parts.loop.engine
-        drops = {
-            **parts.buffer.drops(),
-            **parts.actions.drops(),
-            **parts.loop.drops(),
-            **(engine.stats.drops if engine is not None else {}),
-        }
-        if self._callback_errors:
-            drops['callback_error'] = self._callback_errors
-        if parts.memory is not None and parts.memory.lost:
-            drops['memory_not_kept'] = parts.memory.lost
-        return drops
-
-    @guarded
-    def _publish_diagnostics(self) -> None:
-        parts, ros_ns = self._parts, self._ros_ns()
-        use_sim_time = self._value('use_sim_time')
-        numbers = self._interlock.numbers()
-        statuses = [
-            self._clock_watch.status(use_sim_time, ros_ns, time.monotonic_ns()),
-            monitor.interlock_status(
-                self._interlock.reasons(), numbers['estops'], numbers['holds']
-            ),
-        ]
-        if parts is None:
-            statuses.append(monitor.Status('engine', monitor.OK, 'not configured'))
-        else:
-            garbage.sweep()
-            statuses += self._statuses(parts)
-            for notice in parts.buffer.notices()[:MAX_NOTICES_PER_LOOK]:
-                self.get_logger().warning(notice)
-        self._diagnostics.publish(
-            conversions.diagnostics_message(
-                ros_ns,
-                self.get_fully_qualified_name(),
-                parts.profile.name if parts is not None else '',
-                statuses,
-            )
-        )
-
-    def _graph_status(self, parts: Parts) -> monitor.Status:
-        statuses = parts.buffer.status(parts.control_ns())
-        # The first subscriptions are those of the cameras and the joints, in this order.
-        sources = [
-            (status, self.count_publishers(subscription.topic_name))
-            for status, subscription in zip(statuses, parts.subscriptions, strict=False)
-        ]
-        return parts.neighbours.status(sources, self._command_topic(parts))
-
-    def _command_topic(self, parts: Parts) -> CommandTopic | None:
-        if self._value('dry_run'):
-            return None
-        topic = parts.commands.topic_name
-        publishers = [
-            f'{endpoint.node_namespace.rstrip("/")}/{endpoint.node_name}'
-            for endpoint in self.get_publishers_info_by_topic(topic)
-        ]
-        if (own := self.get_fully_qualified_name()) in publishers:
-            publishers.remove(own)  # once: a twin of ours is a rival
-        return CommandTopic(topic, parts.commands.get_subscription_count(), sorted(publishers))
-
-    def _statuses(self, parts: Parts) -> list[monitor.Status]:
-        commands = parts.publisher.stats() if parts.publisher is not None else None
-        engine = parts.loop.engine.stats if parts.loop.engine is not None else None
-        now_ns, chunk = parts.control_ns(), parts.actions.chunk
-        chunk_age_s = (now_ns - chunk.time_ns) / 1e9 if chunk is not None else math.nan
-        positions = parts.buffer.positions(now_ns)
-        return [
-            *([parts.monitor.gripper_status(positions)] if parts.profile.grippers else []),
-            parts.monitor.command_status(self._active, commands, chunk_age_s),
-            parts.monitor.engine_status(
-                self._active,
-                engine,
-                not_ready=parts.loop.not_ready,
-                last_error=self._last_failure,
-                broken=parts.loop.broken,
-                away=parts.process.away if parts.process is not None else '',
-                drops=self._drops(parts),
-            ),
-            parts.monitor.middleware_status(self._qos.misfits(), self._qos.missed()),
-            *map(parts.monitor.source_status, parts.buffer.status(now_ns)),
-            self._graph_status(parts),
-        ]
 
     # --- the process --------------------------------------------------------------------------
 
@@ -806,9 +474,10 @@ class OxygenNode(LifecycleNode):
 
     @property
     def _broken(self) -> bool:
-        if self._parts is not None and self._parts.loop.broken and not self._gave_up:
+        parts = self._parts
+        if parts is not None and parts.loop.broken and not self._gave_up:
             self._gave_up = True
-            self.get_logger().fatal(f'the engine is given up: {self._last_failure}')
+            self.get_logger().fatal(f'the engine is given up: {parts.last_failure}')
         return self._gave_up
 
     def _ros_ns(self) -> int:

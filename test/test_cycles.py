@@ -77,9 +77,9 @@ class InProcess:
         assert parts is not None
         image = np.zeros((48, 64, 3), np.uint8)
         message = _image(image, now_ns)
-        parts.buffer.put_image('base_0_rgb', message, now_ns, parts.control_ns(), now_ns)
+        parts.inputs.buffer.put_image('base_0_rgb', message, now_ns, parts.control_ns(), now_ns)
         joints = dict.fromkeys(JOINTS, 0.25)
-        parts.buffer.put_joints(joints, now_ns, parts.control_ns(), now_ns)
+        parts.inputs.buffer.put_joints(joints, now_ns, parts.control_ns(), now_ns)
 
     def spin_until(self, is_true: Any, what: str, turns: int = 2000) -> None:
         for _ in range(turns):

@@ -26,10 +26,10 @@ TORCH_ROOMS = (
 )
 RCLPY = {'rclpy', 'launch', 'launch_ros'}
 ROBOTS = ('sim/robot.py', 'sim/tabletop.py', 'sim/aloha.py')
-RCLPY_ROOMS = ('node.py', 'interlock.py', 'qos.py', *ROBOTS, 'evaluation/')
+NODE = ('node.py', 'inputs.py', 'news.py', 'reports.py', 'interlock.py')
+RCLPY_ROOMS = (*NODE, 'qos.py', *ROBOTS, 'evaluation/')
 MESSAGE_ROOMS = (
-    'node.py',
-    'interlock.py',
+    *NODE,
     'parameters.py',
     'conversions.py',
     *ROBOTS,
