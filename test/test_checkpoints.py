@@ -312,9 +312,10 @@ def test_a_jax_checkpoint_tells_how_it_is_converted(tmp_path: Path, inside: bool
         weight_files(tmp_path if inside else params)
     message = str(error.value)
     assert 'JAX (orbax) checkpoint' in message
-    assert f'convert_jax_model_to_pytorch.py --config_name CONFIG --checkpoint_dir {tmp_path} ' in (
-        message
-    )
+    assert f'oxygen_convert CONFIG {tmp_path} OUTPUT' in message
+    # openpi's script takes a checkpoint for one of pi0 unless its path says pi05.
+    assert f'ln -s {tmp_path} /tmp/pi05' in message
+    assert '--config_name CONFIG --checkpoint_dir /tmp/pi05 --output_path OUTPUT' in message
     assert f'cp -r {tmp_path}/assets OUTPUT/' in message
 
 

@@ -237,7 +237,7 @@ def get_config(name: str) -> FakeTrainConfig:
 def openpi(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the stand-in where openpi would be."""
     contents: dict[str, dict[str, Any]] = {
-        'openpi': {},
+        'openpi': {'__file__': '/openpi/src/openpi/__init__.py'},
         'openpi.models': {},
         'openpi.shared': {},
         'openpi.training': {},
@@ -434,6 +434,22 @@ def test_without_openpi_the_error_says_how_to_install_it(
     message = str(error.value)
     assert 'git clone https://github.com/Physical-Intelligence/openpi' in message
     assert '-e openpi/packages/openpi-client -e openpi' in message
+    assert message.startswith("parameter 'openpi_config': openpi is not installed")
+    assert 'or leave openpi_config empty' in message
+
+
+def test_an_openpi_that_lacks_a_dependency_is_told_from_none(
+    monkeypatch: pytest.MonkeyPatch, openpi: None
+) -> None:
+    """As `pip install --no-deps` leaves it."""
+
+    class Broken(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise ModuleNotFoundError("No module named 'orbax'", name='orbax.checkpoint')
+
+    monkeypatch.setitem(sys.modules, 'openpi.shared', Broken('openpi.shared'))
+    with pytest.raises(OpenpiError, match='openpi is installed, but orbax, which it needs,'):
+        load_policy('pi05_droid', Path('checkpoint'))
 
 
 # --- from the node's parameter --------------------------------------------------------------------
@@ -509,54 +525,6 @@ def test_the_profile_check_tells_an_openpi_config_that_does_not_exist(tmp_path: 
     (finding,) = openpi_findings(load_profile('droid', CONFIG), options, {})
     assert finding.kind == 'problem'
     assert "Did you mean 'chain_droid'?" in finding.text
-
-
-# --- oxygen_convert -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, openpi: None) -> Path:
-    """A checkout of the stand-in, whose script writes down how it was called."""
-    script = tmp_path / 'openpi' / 'examples' / 'convert_jax_model_to_pytorch.py'
-    script.parent.mkdir(parents=True)
-    script.write_text(
-        'import pathlib, sys\n'
-        'output = pathlib.Path(sys.argv[sys.argv.index("--output_path") + 1])\n'
-        'output.mkdir()\n'
-        '(output / "called").write_text(" ".join(sys.argv[1:]))\n'
-        'sys.exit("pi05_bad" in sys.argv)\n'
-    )
-    package = tmp_path / 'openpi' / 'src' / 'openpi' / '__init__.py'
-    sys.modules['openpi'].__file__ = str(package)
-    (tmp_path / 'jax' / 'assets' / 'droid').mkdir(parents=True)
-    (tmp_path / 'jax' / 'assets' / 'droid' / 'norm_stats.json').write_text('{}')
-    return tmp_path
-
-
-def test_a_conversion_is_openpis_and_takes_the_assets_along(checkout: Path) -> None:
-    source, output = checkout / 'jax', checkout / 'torch'
-    assert openpi_bridge.main(['pi05_droid', str(source), str(output)]) == 0
-    called = (output / 'called').read_text()
-    assert called == (
-        f'--config_name pi05_droid --precision bfloat16 --checkpoint_dir {source} '
-        f'--output_path {output}'
-    )
-    assert (output / 'assets' / 'droid' / 'norm_stats.json').is_file()
-
-
-def test_a_conversion_that_fails_is_an_error(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert openpi_bridge.main(['pi05_bad', str(checkout / 'jax'), str(checkout / 'torch')]) == 1
-    assert 'oxygen_convert: the conversion failed' in capsys.readouterr().err
-
-
-def test_a_conversion_without_a_checkout_of_openpi_is_an_error(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (checkout / 'openpi' / 'examples' / 'convert_jax_model_to_pytorch.py').unlink()
-    assert openpi_bridge.main(['pi05_droid', str(checkout / 'jax'), str(checkout / 'torch')]) == 1
-    assert 'openpi must be installed from a checkout' in capsys.readouterr().err
 
 
 # --- the real one ---------------------------------------------------------------------------------

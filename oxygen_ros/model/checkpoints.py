@@ -99,25 +99,37 @@ def weight_files(path: Path) -> list[Path]:
         return _shards(path)
     if (path / WEIGHTS).is_file():
         return [member(path, WEIGHTS)]
-    if any((folder / name).exists() for folder in (path, path / 'params') for name in _ORBAX):
-        raise CheckpointError(_how_to_convert(path))
+    if (root := jax_root(path)) is not None:
+        raise CheckpointError(f'checkpoint {path}: {_how_to_convert(root)}')
     raise CheckpointError(
         f'checkpoint {path}: expected model.safetensors (openpi PyTorch or LeRobot layout) in this '
         f'directory, found {sorted(p.name for p in path.iterdir())[:10]}'
     )
 
 
-def _how_to_convert(path: Path) -> str:
-    # openpi's script copies the assets from beside its argument; released ones lie inside it.
-    root = path if (path / 'params').is_dir() else path.parent
+def jax_root(path: Path) -> Path | None:
+    """Return the folder with params/ of a JAX (orbax) checkpoint, given as it or as a part of it.
+
+    None if this is no such checkpoint.
+    """
+    if not any((folder / name).exists() for folder in (path, path / 'params') for name in _ORBAX):
+        return None
+    return path if (path / 'params').is_dir() else path.parent
+
+
+def _how_to_convert(root: Path) -> str:
+    # openpi's script takes a model for pi0.5 by the path of its checkpoint, and copies the assets
+    # from beside it; those of trained and of released ones lie inside.
     return (
-        f'checkpoint {path}: this is a JAX (orbax) checkpoint; convert it once to PyTorch, in a '
-        f'checkout of openpi:\n'
+        f'this is a JAX (orbax) checkpoint; convert it once to PyTorch, where openpi is '
+        f'installed:\n'
+        f'  ros2 run oxygen_ros oxygen_convert CONFIG {root} OUTPUT\n'
+        f'or in a checkout of openpi without this package:\n'
+        f'  ln -s {root.absolute()} /tmp/pi05\n'
         f'  uv run examples/convert_jax_model_to_pytorch.py --config_name CONFIG '
-        f'--checkpoint_dir {root} --output_path OUTPUT\n'
+        f'--checkpoint_dir /tmp/pi05 --output_path OUTPUT\n'
         f'  cp -r {root}/assets OUTPUT/\n'
-        f'CONFIG is its openpi training config, e.g. pi05_droid. Where openpi is installed, '
-        f'`ros2 run oxygen_ros oxygen_convert CONFIG {root} OUTPUT` does both.'
+        f'CONFIG is its openpi training config, e.g. pi05_droid.'
     )
 
 

@@ -2,16 +2,13 @@
 
 Owns every import of openpi, which is optional: sizes, transforms, statistics and prompts are taken
 from its TrainConfig, so that a config somebody wrote for their robot works unchanged. Knows nothing
-of profiles or topics. The factory calls it when `openpi_config` is set; `main` converts a JAX
-checkpoint with openpi's own script.
+of profiles or topics. The factory calls it when `openpi_config` is set, `jax_conversion` for a
+checkpoint that openpi trained in JAX.
 Source of the order of transforms: openpi policies/policy_config.py `create_trained_policy`.
 """
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from oxygen_ros.observation import Observation
 
 PALIGEMMA_TOKENIZER = 'gs://big_vision/paligemma_tokenizer.model'
-CONVERTER = Path('examples', 'convert_jax_model_to_pytorch.py')
 
 
 class OpenpiError(RuntimeError):
@@ -95,24 +91,62 @@ def robot_keys(adapter: str, cameras: Mapping[str, str], joints: str) -> RobotKe
     )
 
 
-def _openpi() -> SimpleNamespace:
+def openpi_modules() -> SimpleNamespace:
+    """Return the parts of openpi that are used, and the checkout or folder it was installed in.
+
+    Raises:
+        OpenpiError: it cannot be imported, telling what is missing and how to install it.
+    """
     try:
+        import openpi
         from openpi import transforms
         from openpi.models import gemma
         from openpi.shared import download, normalize
         from openpi.training import config
     except ImportError as error:
-        raise OpenpiError(
-            f"parameter 'openpi_config': openpi is not installed for {sys.executable} ({error}). "
-            f'Install it from its repository (the package of that name on PyPI is empty):\n'
-            f'  git clone https://github.com/Physical-Intelligence/openpi\n'
-            f'  GIT_LFS_SKIP_SMUDGE=1 {sys.executable} -m pip install '
-            f'-e openpi/packages/openpi-client -e openpi\n'
-            f'or leave openpi_config empty: the profile then says what the config would'
-        ) from error
+        raise OpenpiError(_how_to_install(error)) from error
     return SimpleNamespace(
-        config=config, download=download, gemma=gemma, normalize=normalize, transforms=transforms
+        checkout=Path(openpi.__file__).resolve().parents[2],
+        config=config,
+        download=download,
+        gemma=gemma,
+        normalize=normalize,
+        transforms=transforms,
     )
+
+
+def _how_to_install(error: ImportError) -> str:
+    missing = (error.name or 'openpi').partition('.')[0]
+    problem = (
+        'openpi is not installed'
+        if missing == 'openpi'
+        else f'openpi is installed, but {missing}, which it needs, is missing or another version,'
+    )
+    return (
+        f'{problem} for {sys.executable} ({error}). Install it with its dependencies from its '
+        f'repository (the package of that name on PyPI is empty):\n'
+        f'  git clone https://github.com/Physical-Intelligence/openpi\n'
+        f'  GIT_LFS_SKIP_SMUDGE=1 {sys.executable} -m pip install '
+        f'-e openpi/packages/openpi-client -e openpi'
+    )
+
+
+def train_config(openpi: SimpleNamespace, name: str) -> Any:
+    """Return openpi's training config of that name.
+
+    Raises:
+        OpenpiError: there is none, or it is not of pi0.5.
+    """
+    try:
+        train = openpi.config.get_config(name)
+    except ValueError as error:
+        raise OpenpiError(f'openpi config {name!r}: {error}') from error
+    if not getattr(train.model, 'pi05', False):
+        raise OpenpiError(
+            f'openpi config {name!r}: expected a config of pi0.5, but its model is '
+            f'{type(train.model).__name__} without pi05=True'
+        )
+    return train
 
 
 @dataclass(frozen=True)
@@ -134,16 +168,14 @@ def load_policy(name: str, checkpoint: Path) -> OpenpiPolicy:
         OpenpiError: openpi is not installed, has no such config, or it is not of pi0.5.
         FileNotFoundError: the checkpoint has no statistics for the config's asset id.
     """
-    openpi = _openpi()
     try:
-        train = openpi.config.get_config(name)
-    except ValueError as error:
-        raise OpenpiError(f"parameter 'openpi_config': {error}") from error
-    if not getattr(train.model, 'pi05', False):
+        openpi = openpi_modules()
+    except OpenpiError as error:
         raise OpenpiError(
-            f"parameter 'openpi_config': expected a config of pi0.5, but the model of {name!r} is "
-            f'{type(train.model).__name__} without pi05=True'
-        )
+            f"parameter 'openpi_config': {error}\n"
+            f'or leave openpi_config empty: the profile then says what the config would'
+        ) from error
+    train = train_config(openpi, name)
     data = _offline(train.data, checkpoint / 'assets').create(train.assets_dirs, train.model)
     if data.asset_id is None:
         raise OpenpiError(f'openpi config {name!r}: has no asset id, so no statistics are known')
@@ -198,7 +230,7 @@ def _sizes(gemma: Any, model: Any) -> Pi05Config:
 
 def tokenizer_path() -> Path:
     """Return PaliGemma's tokenizer as openpi caches it; downloads it where it is not there yet."""
-    return Path(_openpi().download.maybe_download(PALIGEMMA_TOKENIZER, gs={'token': 'anon'}))
+    return Path(openpi_modules().download.maybe_download(PALIGEMMA_TOKENIZER, gs={'token': 'anon'}))
 
 
 class OpenpiProcessor:
@@ -323,45 +355,3 @@ def _put(data: dict[str, Any], key: str, value: np.ndarray) -> None:
     for name in path:
         data = data.setdefault(name, {})
     data[last] = value
-
-
-# --------------------------------------------------------------------------------- oxygen_convert
-
-
-def convert(config: str, checkpoint: Path, output: Path, precision: str) -> None:
-    """Convert a JAX checkpoint with openpi's own script, and take its assets along.
-
-    Raises:
-        OpenpiError: openpi or its script is not there, or the script failed.
-    """
-    _openpi()
-    import openpi
-
-    script = Path(openpi.__file__).resolve().parents[2] / CONVERTER
-    if not script.is_file():
-        raise OpenpiError(f'{script}: no such file; openpi must be installed from a checkout (-e)')
-    command = [sys.executable, str(script), '--config_name', config, '--precision', precision]
-    command += ['--checkpoint_dir', str(checkpoint), '--output_path', str(output)]
-    if subprocess.run(command, check=False).returncode:
-        raise OpenpiError(f'the conversion failed; it was: {" ".join(command)}')
-    # The script looks for them beside the checkpoint, where those of the released ones are not.
-    if (checkpoint / 'assets').is_dir() and not (output / 'assets').exists():
-        shutil.copytree(checkpoint / 'assets', output / 'assets')
-
-
-def main(args: list[str] | None = None) -> int:
-    """Run `convert` from the command line; 1 if it could not."""
-    parser = argparse.ArgumentParser(
-        prog='oxygen_convert', description="Convert a JAX checkpoint with openpi's own script."
-    )
-    parser.add_argument('config', help='openpi training config, e.g. pi05_droid')
-    parser.add_argument('checkpoint', type=Path, help='directory with params/ and assets/')
-    parser.add_argument('output', type=Path, help='directory to write')
-    parser.add_argument('--precision', default='bfloat16', choices=['bfloat16', 'float32'])
-    options = parser.parse_args(args)
-    try:
-        convert(options.config, options.checkpoint, options.output, options.precision)
-    except OpenpiError as error:
-        print(f'oxygen_convert: {error}', file=sys.stderr)
-        return 1
-    return 0
