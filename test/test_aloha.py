@@ -44,6 +44,7 @@ from oxygen_ros.conversions import (
 from oxygen_ros.profile import RobotProfile, load_profile
 from oxygen_ros.publisher import CommandPublisher
 from oxygen_ros.sim.aloha import AlohaRobot
+from oxygen_ros.sim.aloha_tasks import TASKS
 from oxygen_ros.sim.aloha_world import CAMERAS, CONTROL_HZ, IMAGE_HEIGHT, IMAGE_WIDTH
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -174,6 +175,19 @@ def test_in_real_time_it_stamps_with_the_system_clock_and_ends_with_code_0(
     assert 'Traceback' not in errors  # MuJoCo prints one where a renderer is left open
     assert (np.diff(robot.stamps_ns('joints')) > 0).all()
     assert not robot.heard['clock']
+
+
+def test_another_task_has_other_stages_and_one_that_is_none_is_refused(
+    graph: Any, profile: RobotProfile
+) -> None:
+    refused = start(task='juggling')
+    _, errors = refused.communicate(timeout=TIMEOUT_S)
+    assert refused.returncode == 2
+    assert "parameter 'task': expected one of ['transfer', 'insertion'], got 'juggling'" in errors
+    robot = Aloha(graph, profile, start(shadows=False, camera_rate_hz=2.0, task='insertion'))
+    robot.until(lambda: robot.heard['stage'], 'the stage')
+    end(robot.process)
+    assert robot.heard['stage'][0].data in TASKS['insertion'].stages
 
 
 # --- as declared ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""gym-aloha's world without gym-aloha's environment: the same physics, cube and reward."""
+"""gym-aloha's world without gym-aloha's environment: the same physics, objects and rewards."""
 
 from __future__ import annotations
 
@@ -19,16 +19,13 @@ if find_spec('gym_aloha') is None:
     pytest.skip('gym-aloha is not installed', allow_module_level=True)
 
 from oxygen_ros.profile import load_profile
+from oxygen_ros.sim.aloha_tasks import LEFT, PEG, PIN, RIGHT, TABLE, TASKS
 from oxygen_ros.sim.aloha_world import (
     CAMERAS,
     CONTROL_HZ,
-    CUBE_HIGH_M,
-    CUBE_LOW_M,
-    FINGERS,
     IMAGE_HEIGHT,
     IMAGE_WIDTH,
     JOINTS,
-    STAGES,
     AlohaWorld,
 )
 
@@ -41,6 +38,11 @@ def open_world() -> Iterator[AlohaWorld]:
     world = AlohaWorld(shadows=False)
     yield world
     world.close()
+
+
+@pytest.fixture(params=TASKS)
+def task(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
@@ -96,13 +98,15 @@ def test_velocities_are_the_change_of_positions(world: AlohaWorld) -> None:
     np.testing.assert_allclose(change, speed, atol=0.1 * np.abs(speed).max())
 
 
-def test_the_seed_places_the_cube_on_the_table(world: AlohaWorld) -> None:
+def test_the_seed_places_the_objects_above_the_table_where_the_task_says(task: str) -> None:
+    world = AlohaWorld(task)
     places = []
     for seed in (1, 2, 1):
         world.reset(seed)
-        places.append(world.cube())
+        places.append(world.objects())
     assert (places[0] == places[2]).all() and (places[0] != places[1]).any()
-    assert (np.array(CUBE_LOW_M) <= places).all() and (places <= np.array(CUBE_HIGH_M)).all()
+    low, high = np.array(TASKS[task].corners).transpose(1, 0, 2)
+    assert (low <= places).all() and (places <= high).all()
 
 
 def test_the_camera_above_sees_the_cube_and_each_wrist_its_own_gripper(world: AlohaWorld) -> None:
@@ -122,27 +126,57 @@ def test_a_camera_that_does_not_exist_is_refused(world: AlohaWorld) -> None:
         world.render('cam_low')
 
 
+CUBE_ON_TABLE = {frozenset(('red_box', TABLE))}
+PEG_ON_TABLE, SOCKET_ON_TABLE = {frozenset((PEG, TABLE))}, {frozenset(('socket-2', TABLE))}
+BOTH_HELD = {frozenset((PEG, RIGHT)), frozenset((LEFT, 'socket-3'))}
+
+
 @pytest.mark.parametrize(
-    ('touching', 'stage'),
+    ('task_name', 'contacts', 'stage'),
     [
-        ({'table'}, 'untouched'),
-        ({'table', FINGERS['right']}, 'touched'),
-        ({FINGERS['right']}, 'lifted'),
-        ({'table', FINGERS['left'], FINGERS['right']}, 'handed over'),
-        ({FINGERS['left']}, 'transferred'),
+        ('transfer', CUBE_ON_TABLE, 'untouched'),
+        ('transfer', CUBE_ON_TABLE | {frozenset(('red_box', RIGHT))}, 'touched'),
+        ('transfer', {frozenset(('red_box', RIGHT))}, 'lifted'),
+        (
+            'transfer',
+            CUBE_ON_TABLE | {frozenset(('red_box', RIGHT)), frozenset(('red_box', LEFT))},
+            'handed over',
+        ),
+        ('transfer', {frozenset(('red_box', LEFT))}, 'transferred'),
+        ('insertion', PEG_ON_TABLE | SOCKET_ON_TABLE, 'untouched'),
+        ('insertion', PEG_ON_TABLE | {frozenset((PEG, RIGHT))}, 'untouched'),
+        ('insertion', PEG_ON_TABLE | BOTH_HELD, 'both touched'),
+        ('insertion', SOCKET_ON_TABLE | BOTH_HELD, 'both touched'),
+        ('insertion', BOTH_HELD, 'both lifted'),
+        ('insertion', BOTH_HELD | {frozenset((PEG, 'socket-1'))}, 'put together'),
+        ('insertion', BOTH_HELD | PEG_ON_TABLE | {frozenset((PEG, 'socket-1'))}, 'both touched'),
+        ('insertion', BOTH_HELD | {frozenset((PEG, PIN))}, 'inserted'),
     ],
 )
-def test_the_reward_is_told_by_who_touches_the_cube(
-    world: AlohaWorld, monkeypatch: pytest.MonkeyPatch, touching: set[str], stage: str
+def test_the_reward_is_told_by_who_touches_whom(
+    task_name: str, contacts: set[frozenset[str]], stage: str
 ) -> None:
-    monkeypatch.setattr(world, '_touching_cube', lambda: touching)
-    assert STAGES[world.reward()] == stage
+    task = TASKS[task_name]
+    assert task.stages[task.reward(contacts)] == stage
 
 
-def test_a_cube_that_has_fallen_to_the_table_touches_it(world: AlohaWorld) -> None:
+def test_what_has_fallen_to_the_table_touches_it_and_nobody(task: str) -> None:
+    world = AlohaWorld(task)
     world.step(world.joint_positions(), 1.0)
-    assert world._touching_cube() == {'table'}
-    assert world.reward() == 0
+    assert world.objects()[:, 2].max() < 0.05
+    on_table = {pair for pair in world._contacts() if TABLE in pair}
+    assert len(on_table) >= len(world.objects())
+    assert world.stage() == 'untouched'
+
+
+def test_a_peg_that_is_put_on_the_pin_counts_as_inserted() -> None:
+    """The scene has the names that the reward looks for, and its contacts are unordered."""
+    world = AlohaWorld('insertion')
+    world.reset(0)
+    pin = world._data.geom(PIN)
+    world._data.qpos[16:19] = pin.xpos
+    world._mujoco.mj_forward(world._model, world._data)
+    assert world.stage() == 'inserted'
 
 
 def test_without_gym_aloha_the_error_says_what_to_install() -> None:
@@ -176,7 +210,7 @@ def test_the_world_is_gym_alohas_own_step_by_step(world: AlohaWorld, gym_aloha: 
     seen, _ = gym_aloha.reset(seed=3)
     rng, target = np.random.default_rng(0), world.joint_positions()
     np.testing.assert_array_equal(world.joint_positions(), seen['agent_pos'])
-    np.testing.assert_array_equal(world.cube(), gym_aloha._env.physics.data.qpos[16:19])
+    np.testing.assert_array_equal(world.objects()[0], gym_aloha._env.physics.data.qpos[16:19])
     for _ in range(25):
         target = target + rng.uniform(-0.05, 0.05, 14)
         world.step(target, PERIOD_S)

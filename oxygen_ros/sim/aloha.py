@@ -1,7 +1,7 @@
 """gym-aloha's robot on the ROS graph: `oxygen_aloha`, for the profile `aloha`.
 
-Owns the names of ALOHA's topics and the topic that tells how far the transfer of the cube is; the
-rest is that of `robot.py` and `aloha_world.py`. Known to `oxygen` by config/aloha.yaml only.
+Owns the names of ALOHA's topics and the topic that tells how far the task is; the rest is that of
+`robot.py` and `aloha_world.py`. Known to `oxygen` by config/aloha.yaml only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import sys
 
 from std_msgs.msg import String
 
-from oxygen_ros.sim.aloha_world import STAGES, AlohaWorld
+from oxygen_ros.sim.aloha_tasks import TASKS
+from oxygen_ros.sim.aloha_world import AlohaWorld
 from oxygen_ros.sim.robot import RobotNode, RobotParameter, SimulatedRobot, parameters, run_robot
 
 PARAMETERS = (
@@ -18,7 +19,10 @@ PARAMETERS = (
         transport='compressed',
         command_interface='joint_state',
         camera_rate_hz=30.0,
-        seed='Place of the cube, as in gym-aloha.',
+        seed='Place of the objects, as in gym-aloha.',
+    ),
+    RobotParameter(
+        'task', 'transfer', 'A cube from arm to arm, or a peg into a socket.', tuple(TASKS)
     ),
     RobotParameter(
         'shadows',
@@ -47,11 +51,11 @@ class AlohaNode(RobotNode[AlohaWorld]):
         """
         super().__init__('aloha', PARAMETERS)
         self._stage = self.create_publisher(String, '~/stage', 10)
-        self.begin(AlohaRobot, AlohaWorld(shadows=self.value('shadows')))
+        self.begin(AlohaRobot, AlohaWorld(self.value('task'), shadows=self.value('shadows')))
 
     def publish_truth(self) -> None:
-        """Say how far the cube has come."""
-        self._stage.publish(String(data=STAGES[self.robot.world.reward()]))
+        """Say how far the task has come."""
+        self._stage.publish(String(data=self.robot.world.stage()))
 
 
 def main(args: list[str] | None = None) -> int:

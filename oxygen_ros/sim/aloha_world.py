@@ -1,9 +1,10 @@
-"""AlohaWorld: gym-aloha's two arms and red cube, at any pace and through three cameras.
+"""AlohaWorld: gym-aloha's two arms and what they handle, at any pace and through three cameras.
 
-Owns the physics, the pictures and the reward; the scene is that of gym-aloha, whose files are read
-where it is installed. Its own environment takes pictures at every step, six times slower than real
-time, so it is not used; a test holds this world to it. Knows no ROS. `aloha.py` is the robot.
-Source of the constants: gym_aloha constants.py, tasks/sim.py and utils.py (gym-aloha 0.1.5).
+Owns the physics and the pictures; what lies on the table is `aloha_tasks.py`'s affair, and the
+scene is that of gym-aloha, whose files are read where it is installed. Its own environment takes
+pictures at every step, six times slower than real time, so it is not used; a test holds this world
+to it. Knows no ROS. `aloha.py` is the robot.
+Source of the constants: gym_aloha constants.py and tasks/sim.py (gym-aloha 0.1.5).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from oxygen_ros.sim.aloha_tasks import TASKS, Task
 from oxygen_ros.sim.world import GraphicsError, import_mujoco, no_graphics
 
-SCENE = 'bimanual_viperx_transfer_cube.xml'
 CAMERAS = ('cam_high', 'cam_left_wrist', 'cam_right_wrist')
 SCENE_CAMERAS = {
     'cam_high': 'top',
@@ -32,18 +33,10 @@ START_POSE = np.array([0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.02239, -0.02239] * 2)
 """Six angles [rad] and two fingers [m] of each arm."""
 FINGER_CLOSED_M, FINGER_OPEN_M = 0.01844, 0.05800
 """Where a gripper is at 0 and at 1. The scene's fingers stop at 0.021 and 0.057, so it never is."""
-CUBE_LOW_M, CUBE_HIGH_M = (0.0, 0.4, 0.05), (0.2, 0.6, 0.05)
-
-STAGES = ('untouched', 'touched', 'lifted', 'handed over', 'transferred')
-"""By the reward of gym-aloha; 4 is success."""
-FINGERS = {
-    'left': 'vx300s_left/10_left_gripper_finger',
-    'right': 'vx300s_right/10_right_gripper_finger',
-}
 
 
-def scene_file() -> Path:
-    """Return the scene of the installed gym-aloha.
+def scene_file(task: Task) -> Path:
+    """Return the task's scene of the installed gym-aloha.
 
     Raises:
         GraphicsError: gym-aloha is not installed.
@@ -55,11 +48,11 @@ def scene_file() -> Path:
             'expected the scene of gym-aloha, which is not installed: '
             'pip install --no-deps gym-aloha (only its scene files are read)'
         )
-    return Path(spec.origin).parent / 'assets' / SCENE
+    return Path(spec.origin).parent / 'assets' / task.scene
 
 
 class AlohaWorld:
-    """One cube between two arms. Owned by one thread, like its renderer.
+    """Two arms at one task. Owned by one thread, like its renderer.
 
     Angles are in rad, grippers 0 (closed) to 1 (open), for positions and targets alike.
     """
@@ -68,14 +61,16 @@ class AlohaWorld:
     JOINTS = JOINTS
     CONTROL_HZ = CONTROL_HZ
 
-    def __init__(self, *, shadows: bool = True) -> None:
-        """Load the scene, reset with seed 0. gym-aloha's own pictures have shadows.
+    def __init__(self, task: str = 'transfer', *, shadows: bool = True) -> None:
+        """Load the scene of one of `TASKS`, reset with seed 0. gym-aloha's own pictures have
+        shadows.
 
         Raises:
             GraphicsError: gym-aloha, MuJoCo or a renderer is missing.
         """
+        self._task = TASKS[task]
         self._mujoco = import_mujoco()
-        self._model = self._mujoco.MjModel.from_xml_path(str(scene_file()))
+        self._model = self._mujoco.MjModel.from_xml_path(str(scene_file(self._task)))
         self._data = self._mujoco.MjData(self._model)
         self._shadows = shadows
         self._renderer: Any = None
@@ -84,11 +79,9 @@ class AlohaWorld:
     # --- time ---------------------------------------------------------------------------------
 
     def reset(self, seed: int) -> None:
-        """Put the arms to their start and the cube where gym-aloha puts it for this seed."""
+        """Put the arms to their start and the objects where gym-aloha puts them for this seed."""
         self._mujoco.mj_resetData(self._model, self._data)
-        # The generator is gym-aloha's, so that episodes can be compared seed by seed.
-        cube = np.random.RandomState(seed).uniform(CUBE_LOW_M, CUBE_HIGH_M)
-        self._data.qpos[:] = [*START_POSE, *cube, 1.0, 0.0, 0.0, 0.0]
+        self._data.qpos[:] = [*START_POSE, *self._task.places(seed).ravel()]
         self._data.ctrl[:] = START_POSE
         self._mujoco.mj_forward(self._model, self._data)
 
@@ -146,26 +139,24 @@ class AlohaWorld:
 
     # --- the truth ----------------------------------------------------------------------------
 
-    def cube(self) -> np.ndarray:
-        """Return (3,) position of the cube [m]."""
-        return np.array(self._data.qpos[16:19])
+    def objects(self) -> np.ndarray:
+        """Return (objects, 3), the position of each [m]."""
+        return np.array(self._data.qpos[16:]).reshape(-1, 7)[:, :3]
 
     def reward(self) -> int:
-        """Return gym-aloha's reward at this moment, 0 to 4; see `STAGES`."""
-        touching = self._touching_cube()
-        lifted = 'table' not in touching
-        if FINGERS['left'] in touching:
-            return 3 + lifted
-        if FINGERS['right'] in touching:
-            return 1 + lifted
-        return 0
+        """Return gym-aloha's reward at this moment, 0 to 4."""
+        return self._task.reward(self._contacts())
 
-    def _touching_cube(self) -> set[str]:
+    def stage(self) -> str:
+        """Return how far the task has come, in words."""
+        return self._task.stages[self.reward()]
+
+    def _contacts(self) -> set[frozenset[str]]:
         contacts = self._data.contact[: self._data.ncon]
-        names = [
-            {self._model.geom(int(geom)).name for geom in contact.geom} for contact in contacts
-        ]
-        return {name for pair in names if 'red_box' in pair for name in pair - {'red_box'}}
+        return {
+            frozenset(self._model.geom(int(geom)).name for geom in contact.geom)
+            for contact in contacts
+        }
 
 
 def _with_fingers(targets: np.ndarray) -> np.ndarray:
