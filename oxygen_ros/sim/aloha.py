@@ -11,7 +11,7 @@ import sys
 from std_msgs.msg import String
 
 from oxygen_ros.sim.aloha_world import STAGES, AlohaWorld
-from oxygen_ros.sim.robot import RobotNode, RobotParameter, SimulatedRobot, parameters, run_robot
+from oxygen_ros.sim.robot import RobotNode, RobotParameter, TargetRobot, parameters, run_robot
 
 PARAMETERS = (
     *parameters(
@@ -28,7 +28,7 @@ PARAMETERS = (
 )
 
 
-class AlohaRobot(SimulatedRobot[AlohaWorld]):
+class AlohaRobot(TargetRobot[AlohaWorld]):
     """Two arms and three cameras."""
 
     CAMERA_TOPIC = '{}/image_raw'
