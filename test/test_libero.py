@@ -105,6 +105,21 @@ def test_two_commands_within_a_step_are_played_one_after_the_other_and_of_more_t
     assert [action[0] for action in environment.actions()] == [0.2, 0.3, 0.0, 0.0]
 
 
+def test_commands_that_come_while_the_robot_is_busy_are_all_heard(
+    graph: Any, fake: tuple[LiberoRobot, FakeEnvironment]
+) -> None:
+    robot, environment = fake
+    publisher = graph.node.create_publisher(Float64MultiArray, LiberoRobot.COMMAND_TOPIC, 10)
+    graph.spin_until(publisher.get_subscription_count, 'the robot')
+    for x in (0.1, 0.2):
+        publisher.publish(command(x))
+    graph.spin_until(
+        lambda: robot.command is not None and robot.command[0] == 0.2, 'the second command'
+    )
+    robot.advance(2 * CONTROL_PERIOD_S)
+    assert [action[0] for action in environment.actions()] == [0.1, 0.2]
+
+
 def test_after_a_reset_what_waited_is_forgotten(
     fake: tuple[LiberoRobot, FakeEnvironment],
 ) -> None:

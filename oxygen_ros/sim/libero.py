@@ -50,6 +50,7 @@ class LiberoRobot(SimulatedRobot[LiberoWorld]):
     JOINTS_TOPIC = 'state'
     COMMAND_TOPIC = 'osc_pose/commands'
     COMMAND_QUANTITY = 'velocity'
+    COMMAND_DEPTH = 10
 
     def rest(self) -> None:
         """Forget the commands that wait."""

@@ -150,6 +150,8 @@ class SimulatedRobot(Generic[WorldT]):
     COMMAND_TOPIC = 'joint_commands'
     COMMAND_QUANTITY = 'position'
     """As a profile calls what is commanded."""
+    COMMAND_DEPTH = 1
+    """So many commands may come while a picture is taken; of targets the newest is enough."""
 
     def __init__(
         self,
@@ -174,7 +176,9 @@ class SimulatedRobot(Generic[WorldT]):
             for camera in world.CAMERAS
         }
         self._joints = node.create_publisher(JointState, self.JOINTS_TOPIC, 10)
-        node.create_subscription(COMMAND_TYPES[interface], self.COMMAND_TOPIC, self._on_command, 1)
+        node.create_subscription(
+            COMMAND_TYPES[interface], self.COMMAND_TOPIC, self._on_command, self.COMMAND_DEPTH
+        )
         self.rest()
 
     @classmethod
