@@ -16,6 +16,8 @@ REPLAY = [
 SIMULATION = ['mujoco>=3.2', 'rich>=13']
 # Only its scene files are read; `pip install --no-deps gym-aloha` leaves MuJoCo as it is.
 ALOHA = ['mujoco>=3.2', 'gym-aloha>=0.1.1']
+# In an environment of its own: LIBERO holds MuJoCo below 3.9 and robosuite at 1.4.0.
+LIBERO = ['hf-libero==0.1.4', 'mujoco>=3.2,<3.9', 'rich>=13', 'matplotlib>=3.5']
 RAY = ['ray>=2.9']
 DEVELOPMENT = [
     'pytest>=7,<8.4',
@@ -49,6 +51,7 @@ setup(
         'replay': REPLAY,
         'sim': SIMULATION,
         'aloha': ALOHA,
+        'libero': LIBERO,
         'ray': REPLAY + RAY,
         'dev': REPLAY + SIMULATION + DEVELOPMENT,
     },

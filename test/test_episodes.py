@@ -41,13 +41,12 @@ from oxygen_ros.evaluation.episode_report import (
 )
 from oxygen_ros.evaluation.load_report import LoadRun
 from oxygen_ros.evaluation.lockstep import Ending, Look
-from oxygen_ros.evaluation.tabletop_profile import (
+from oxygen_ros.evaluation.lockstep_profile import (
     LOCKSTEP_COMMAND_HZ,
-    check_fit,
     load_profile_with,
     lockstep_profile,
-    world_cameras,
 )
+from oxygen_ros.evaluation.tabletop_profile import check_fit, world_cameras
 from oxygen_ros.profile import ProfileError, load_profile
 from oxygen_ros.sim.world import COLOURS, TabletopWorld, named_colour
 
@@ -156,17 +155,15 @@ def test_a_text_is_compared_with_the_truth_of_the_frame_it_is_stamped_with(
     random_profile: Path,
 ) -> None:
     profile = load_profile(str(random_profile), ROOT)
-    looks = [
-        Look(stamp, np.zeros(4), np.zeros((10, 4)), f'text {stamp}', f'note {stamp}', 1.0, 10.0)
-        for stamp in (100, 200)
-    ]
+    looks = [Look(stamp, np.zeros(4), np.zeros((10, 4)), 1.0, 10.0) for stamp in (100, 200)]
+    truths = [episodes.Truth(f'text {stamp}', f'note {stamp}') for stamp in (100, 200)]
     endings = {
         ('text', 100): Ending('text 100', 'eos', 10.5, 2),  # after the second look was taken
         ('text', 200): Ending('text 100', 'eos', 10.1, 2),
         ('memory', 200): Ending('note 200', 'eos', 10.2, 2),
     }
     lockstep: Any = SimpleNamespace(heard=SimpleNamespace(endings=endings))
-    said = list(episodes._what_was_said(lockstep, looks, 0, profile))
+    said = list(episodes._what_was_said(lockstep, looks, truths, 0, profile))
     assert [(one.kind, one.stamp_ns, one.exact, one.looks_later) for one in said] == [
         ('text', 100, True, 1),
         ('text', 200, False, 0),

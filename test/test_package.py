@@ -25,6 +25,7 @@ PIP_ONLY = {'torch', 'safetensors', 'sentencepiece'} | {
     'rich',
     'mujoco',
     'openpi',
+    'libero',
     'ray',
 }
 
@@ -90,7 +91,13 @@ def test_an_executable_names_a_function_that_exists(name: str, module: str, func
 def test_the_programs_are_executables() -> None:
     programs = {'oxygen', 'oxygen_demo', 'oxygen_episodes', 'oxygen_play', 'oxygen_tabletop'}
     programs |= {'oxygen_convert', 'oxygen_profile_check', 'oxygen_train', 'profile_check'}
-    programs |= {'oxygen_aloha', 'oxygen_eval', 'oxygen_soak'}
+    programs |= {
+        'oxygen_aloha',
+        'oxygen_eval',
+        'oxygen_libero',
+        'oxygen_libero_eval',
+        'oxygen_soak',
+    }
     assert programs <= {name for name, _, _ in EXECUTABLES}
 
 

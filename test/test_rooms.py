@@ -25,7 +25,7 @@ TORCH_ROOMS = (
     'sim/train.py',
 )
 RCLPY = {'rclpy', 'launch', 'launch_ros'}
-ROBOTS = ('sim/robot.py', 'sim/tabletop.py', 'sim/aloha.py')
+ROBOTS = ('sim/robot.py', 'sim/tabletop.py', 'sim/aloha.py', 'sim/libero.py')
 NODE = ('node.py', 'inputs.py', 'news.py', 'reports.py', 'interlock.py')
 RCLPY_ROOMS = (*NODE, 'qos.py', *ROBOTS, 'evaluation/')
 MESSAGE_ROOMS = (

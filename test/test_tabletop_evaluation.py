@@ -30,11 +30,12 @@ from test_offline import Keeper, compared, plan_of, replayed, results, run
 from oxygen_ros.evaluation import episodes, offline
 from oxygen_ros.evaluation.eval_report import JSON_FILE
 from oxygen_ros.evaluation.lockstep import TICK_DELAY_NS, LockStep, Look
+from oxygen_ros.evaluation.lockstep_profile import lockstep_profile
 from oxygen_ros.evaluation.node_process import NodeProcess
 from oxygen_ros.evaluation.offline_engine import OfflineEngine
 from oxygen_ros.evaluation.run_folder import RunFolder
-from oxygen_ros.evaluation.tabletop_profile import lockstep_profile, shipped_checkpoint
-from oxygen_ros.sim.tabletop import CONTROL_PERIOD_NS, TabletopRobot
+from oxygen_ros.evaluation.tabletop_profile import shipped_checkpoint
+from oxygen_ros.sim.tabletop import TabletopRobot
 from oxygen_ros.sim.world import CONTROL_HZ, JOINTS, TabletopWorld
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,13 +95,14 @@ def live(ros_domain: int, tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
             robot = TabletopRobot(node, world)
             recorder = Recorder(node)
             lockstep = LockStep(node, executor, robot, setting.profile, process, setting.cameras)
-            lockstep.wait_until_active()
+            lockstep.wait_until_active(instruction)
             recorder.messages.clear()
+            robot.reset(SEED)
             lockstep.begin(SEED, instruction)
             while world.time_s < LENGTH_S - 1e-6:
-                made.looks.append(lockstep.look(instruction))
+                made.looks.append(lockstep.look())
                 for row, command in enumerate(lockstep.act(lambda: False)):
-                    at_ns = made.looks[-1].stamp_ns + row * CONTROL_PERIOD_NS
+                    at_ns = made.looks[-1].stamp_ns + row * 1_000_000_000 // CONTROL_HZ
                     message = Float64MultiArray(data=command.tolist())
                     recorder.add('/joint_commands', message, at_ns)
             lockstep.finish_texts()
@@ -122,7 +124,8 @@ def _write_profile(lockstep: Path, written: Path) -> None:
     """The profile of the run, with a command per control step as the world obeyed them."""
     raw = yaml.safe_load(lockstep.read_text())
     limits = raw['command']['limits']
-    limits['max_velocity'] *= CONTROL_HZ / raw['command']['rate_hz']
+    scale = CONTROL_HZ / raw['command']['rate_hz']
+    limits['max_velocity'] = [scale * one for one in limits['max_velocity']]
     raw['command']['rate_hz'] = CONTROL_HZ
     written.write_text(yaml.safe_dump(raw))
 

@@ -28,14 +28,10 @@ from rich.progress import Progress
 from oxygen_ros.evaluation import episode_report as report
 from oxygen_ros.evaluation.episode_report import Episode, Run, Said
 from oxygen_ros.evaluation.lockstep import MAX_SEED, LockStep, LockStepError, Look
+from oxygen_ros.evaluation.lockstep_profile import lockstep_profile
 from oxygen_ros.evaluation.node_process import NodeProcess
 from oxygen_ros.evaluation.stage import isolate_graph
-from oxygen_ros.evaluation.tabletop_profile import (
-    check_fit,
-    lockstep_profile,
-    shipped_checkpoint,
-    world_cameras,
-)
+from oxygen_ros.evaluation.tabletop_profile import check_fit, shipped_checkpoint, world_cameras
 from oxygen_ros.profile import ProfileError, RobotProfile, load_profile, share_folder
 from oxygen_ros.sim.tabletop import TabletopRobot
 from oxygen_ros.sim.world import COLOURS, INSTRUCTIONS, GraphicsError, TabletopWorld
@@ -57,6 +53,14 @@ class Play:
     instruction: str
     random_instruction: str
     """Names a block drawn without regard to the instruction."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a perfect observer would have written of a look."""
+
+    narration: str
+    memory: str
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,7 @@ def run_lockstep(
         with ros_node('tabletop') as (node, executor):
             robot = TabletopRobot(node, world, interface=setting.profile.command.interface)
             lockstep = LockStep(node, executor, robot, setting.profile, process, setting.cameras)
-            lockstep.wait_until_active()
+            lockstep.wait_until_active(play_of(setting.seeds[0]).instruction)
             began_s = time.monotonic()
             for seed in setting.seeds:
                 run.episodes.append(play(lockstep, play_of(seed), setting))
@@ -280,15 +284,18 @@ def play(lockstep: LockStep, play: Play, setting: Setting) -> Episode:
     """Play one episode to success or to its time limit; then let the node finish its sentences."""
     world = lockstep.robot.world
     first_look = lockstep.num_looks
+    lockstep.robot.reset(play.seed)
     lockstep.begin(play.seed, play.instruction)
     looks: list[Look] = []
+    truths: list[Truth] = []
     commands: list[np.ndarray] = []
 
     def is_over() -> bool:
         return world.succeeded(play.instruction) or world.time_s >= setting.limit_s - 1e-6
 
     while not is_over():
-        looks.append(lockstep.look(play.instruction))
+        looks.append(lockstep.look())
+        truths.append(Truth(world.narration(play.instruction), world.memory()))
         commands.append(lockstep.act(is_over))
     lockstep.finish_texts()
     return Episode(
@@ -301,17 +308,21 @@ def play(lockstep: LockStep, play: Play, setting: Setting) -> Episode:
         commands=np.concatenate(commands),
         joints=np.array([look.joints for look in looks]),
         chunk_ms=tuple(look.chunk_ms for look in looks),
-        said=tuple(_what_was_said(lockstep, looks, first_look, setting.profile)),
+        said=tuple(_what_was_said(lockstep, looks, truths, first_look, setting.profile)),
     )
 
 
 def _what_was_said(
-    lockstep: LockStep, looks: Sequence[Look], first_look: int, profile: RobotProfile
+    lockstep: LockStep,
+    looks: Sequence[Look],
+    truths: Sequence[Truth],
+    first_look: int,
+    profile: RobotProfile,
 ) -> Iterator[Said]:
     """Compare every text and note with the truth at the look it is stamped with."""
     for task in profile.tasks:
-        for number, look in enumerate(looks):
-            truth = look.memory if task.kind == 'memory' else look.narration
+        for number, (look, known) in enumerate(zip(looks, truths, strict=True)):
+            truth = known.memory if task.kind == 'memory' else known.narration
             ending = lockstep.heard.endings.pop((task.name, look.stamp_ns), None)
             if ending is None:
                 yield Said(task.kind, look.stamp_ns, truth, None, '', math.nan, 0)

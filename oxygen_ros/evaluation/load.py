@@ -25,9 +25,9 @@ from oxygen_ros.conversions import stamp_to_ns
 from oxygen_ros.evaluation import episodes, load_report
 from oxygen_ros.evaluation.load_report import LoadRun, SaidLive
 from oxygen_ros.evaluation.lockstep import START_TIMEOUT_S, LockStepError
+from oxygen_ros.evaluation.lockstep_profile import load_profile_with
 from oxygen_ros.evaluation.measurements import resolve
 from oxygen_ros.evaluation.node_process import NodeProcess
-from oxygen_ros.evaluation.tabletop_profile import load_profile_with
 from oxygen_ros.msg import ActionChunk, EngineStats, Note, Text
 from oxygen_ros.profile import RobotProfile
 from oxygen_ros.sim.robot import MAX_CATCH_UP_S

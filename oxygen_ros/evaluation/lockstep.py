@@ -1,8 +1,8 @@
-"""The tabletop and the live oxygen node in lock-step: the world waits for the node, not for time.
+"""A simulated robot and the live node in lock-step: the world waits for the node, not for time.
 
 Owns /clock, the order of messages within a step and the matching of answers to moments. Knows
-nothing of scores and tables; `episodes.py` says which episodes to play. The node is the ordinary
-one, in a process of its own, over DDS; it is told nothing but `use_sim_time`.
+nothing of scores and tables; `episodes.py` and `libero_episodes.py` say which episodes to play. The
+node is the ordinary one, in a process of its own, over DDS; it is told nothing but `use_sim_time`.
 
 Why the result depends on the seed alone, however busy the machine:
 
@@ -17,11 +17,12 @@ Why the result depends on the seed alone, however busy the machine:
    from (seed, stamp); the stamps of an episode are a function of its seed.
 4. Commands come from the node's steady command tick, at whatever pace. Its clock stands still, so
    it repeats the command for this moment; the world takes the first one that equals the row that
-   the chunk holds for this moment, inside the position limits. An older one cannot be taken for it,
-   and if the command path did anything else to the chunk, the run ends with an error.
-5. Text may end at any time, a few frames later. It is compared with the truth of the frame that it
-   is stamped with, which was written down when the images were sent. With too many texts open the
-   world waits, so that the node never has to drop one.
+   the chunk holds for this moment, inside the limits. An older one that differs cannot be taken for
+   it, and if the command path did anything else to the chunk, the run ends with an error. What is
+   taken drives the world for one control period; how often it was repeated makes no difference.
+5. Text may end at any time, a few frames later; it is known by the stamp of its frame, so that it
+   can be compared with what was true then. With too many texts open the world waits, so that the
+   node never has to drop one.
 
 Measured live, and different every time: how long chunks and texts took, and how many frames later
 a text was complete.
@@ -49,8 +50,8 @@ from oxygen_ros.evaluation.measurements import resolve
 from oxygen_ros.evaluation.node_process import NodeProcess
 from oxygen_ros.msg import ActionChunk as ActionChunkMessage
 from oxygen_ros.msg import Note, Text
-from oxygen_ros.profile import RobotProfile
-from oxygen_ros.sim.tabletop import CONTROL_PERIOD_NS, TabletopRobot
+from oxygen_ros.profile import CommandProfile, RobotProfile
+from oxygen_ros.sim.robot import SimulatedRobot
 
 EPISODE_SPAN_NS = 100_000_000_000
 """Simulated time from one seed's beginning to the next one's: the node sees a clock that leaps
@@ -66,7 +67,7 @@ REPEAT_S = 0.5
 MAX_OPEN_LOOKS = 4
 """Looks with unfinished texts before the next one waits: with more, the node's 8 slots might run
 out on a busy machine, and it would drop texts."""
-COMMAND_TOLERANCE = 1e-9  # [rad]: rounding
+COMMAND_TOLERANCE = 1e-9  # rounding
 
 
 class LockStepError(RuntimeError):
@@ -75,13 +76,11 @@ class LockStepError(RuntimeError):
 
 @dataclass(frozen=True)
 class Look:
-    """One frame: what the world was, and what the node answered."""
+    """One frame: where the robot was, and what the node answered."""
 
     stamp_ns: int
-    joints: np.ndarray  # (4,) [rad]
-    chunk: np.ndarray  # (horizon, 4) [rad]
-    narration: str  # the truth
-    memory: str  # the truth
+    joints: np.ndarray  # (num_joints,)
+    chunk: np.ndarray  # (horizon, num_commands)
     chunk_ms: float  # from the tick to the chunk's arrival here
     ticked_s: float  # wall clock
 
@@ -111,13 +110,13 @@ class Heard:
 
 
 class LockStep:
-    """Plays one episode after the other; seeds must grow, as time does."""
+    """Plays one episode after the other."""
 
     def __init__(
         self,
         node: Any,
         executor: Any,
-        robot: TabletopRobot,
+        robot: SimulatedRobot[Any],
         profile: RobotProfile,
         process: NodeProcess,
         cameras: Sequence[str],
@@ -132,26 +131,28 @@ class LockStep:
         self.heard = Heard()
         self.num_looks = 0
         self.clamped_rows = 0
-        """Rows of chunks beyond a position limit, as executed."""
+        """Rows of chunks beyond a limit of position or velocity, as executed."""
         self._executor, self._profile, self._process = executor, profile, process
         self._cameras = tuple(cameras)
         self._joints_topic = profile.joints.topic
         self._image_topics = [
             camera.topic
             for camera in profile.cameras
-            if any(f'/{name}/' in camera.topic for name in cameras)
+            if camera.topic in {robot.camera_topic(name, camera.transport) for name in cameras}
         ]
+        self._limits = _limits(profile.command)
         self._sent: Counter[str] = Counter()
         self._unfinished: dict[int, set[str]] = {}
         """Tasks that a look is still owed, by its stamp."""
-        self._now_ns = CONTROL_PERIOD_NS
+        self._control_ns = 1_000_000_000 // robot.world.CONTROL_HZ
+        self._now_ns = self._control_ns
         # As rclpy computes the period of the node's timer.
         self._frame_ns = int(1.0 / profile.frame_rate_hz * 1e9)
-        self.rows_per_look, rest_ns = divmod(self._frame_ns, CONTROL_PERIOD_NS)
+        self.rows_per_look, rest_ns = divmod(self._frame_ns, self._control_ns)
         if rest_ns or not self.rows_per_look:
             raise ValueError(
                 f'frame_rate_hz: expected a whole number of control periods of '
-                f'{CONTROL_PERIOD_NS / 1e9:g} s per frame, got {profile.frame_rate_hz:g}'
+                f'{self._control_ns / 1e9:g} s per frame, got {profile.frame_rate_hz:g}'
             )
         self._clock = node.create_publisher(Clock, '/clock', 10)
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
@@ -171,14 +172,18 @@ class LockStep:
 
     # --- one episode --------------------------------------------------------------------------
 
-    def wait_until_active(self) -> None:
-        """Let the node load its model; the clock stands still meanwhile."""
+    def wait_until_active(self, instruction: str) -> None:
+        """Let the node load its model; the clock stands still meanwhile.
+
+        Then it takes first looks, for which it needs some instruction.
+        """
         self._wait(self._get_state.service_is_ready, 'the node', START_TIMEOUT_S)
         limit_s = time.monotonic() + START_TIMEOUT_S
         while self._settle() != State.PRIMARY_STATE_ACTIVE:
             if time.monotonic() > limit_s:
                 raise LockStepError(self._failure('the node to become active', START_TIMEOUT_S))
         self._wait(self._clock.get_subscription_count, 'the subscription of /clock')
+        self._instruction.publish(String(data=instruction))
         self._try_a_look()
         self._wait_until_heard()
 
@@ -218,10 +223,12 @@ class LockStep:
         self._wait(lambda: self.heard.num_diagnostics >= before + 2, 'diagnostics')
         self._sent = self._received()
 
-    def begin(self, seed: int, instruction: str) -> None:
-        """Lay the table by the seed and tell the node what to do."""
-        self.robot.reset(seed)
-        start_ns = (seed + 1) * EPISODE_SPAN_NS
+    def begin(self, number: int, instruction: str) -> None:
+        """Begin an episode in the world as it lies there, and tell the node what to do.
+
+        The number is a place in time, and decides the noise; from one to the next it must grow.
+        """
+        start_ns = (number + 1) * EPISODE_SPAN_NS
         # The first look lies one microsecond before a multiple of the frame period.
         periods = -(-start_ns // self._frame_ns) + 1
         self._set_clock(periods * self._frame_ns - TICK_DELAY_NS - self._frame_ns // 2)
@@ -230,15 +237,15 @@ class LockStep:
         self._settle()
         self._set_clock(periods * self._frame_ns - TICK_DELAY_NS)
 
-    def look(self, instruction: str) -> Look:
+    def look(self) -> Look:
         """Let the node take a frame of this moment; return when its chunk is here."""
-        stamp_ns, world = self._now_ns, self.robot.world
+        stamp_ns = self._now_ns
         self.finish_texts(MAX_OPEN_LOOKS)
-        self._unfinished[stamp_ns] = {task.name for task in self._profile.tasks}
+        if self._profile.tasks:
+            self._unfinished[stamp_ns] = {task.name for task in self._profile.tasks}
         self._settle()
         self._show(stamp_ns)
         self._settle()
-        truth = world.narration(instruction), world.memory()
         ticked_s = time.monotonic()
         self._set_clock(stamp_ns + TICK_DELAY_NS)
         self._wait(
@@ -250,12 +257,11 @@ class LockStep:
         message = self.heard.chunks.pop(stamp_ns)
         self._chunk = _chunk(message)
         self.num_looks += 1
-        return Look(
-            stamp_ns, world.joint_positions(), self._chunk.values, *truth, took_ms, ticked_s
-        )
+        joints = self.robot.world.joint_positions()
+        return Look(stamp_ns, joints, self._chunk.values, took_ms, ticked_s)
 
     def act(self, is_over: Callable[[], bool]) -> np.ndarray:
-        """Obey the commands up to the moment of the next look; return them, (n, 4) [rad].
+        """Obey the commands up to the moment of the next look; return them, (n, num_commands).
 
         Ends early when the episode is over.
         """
@@ -263,11 +269,11 @@ class LockStep:
         for row in range(self.rows_per_look):
             if is_over():
                 break
-            at_ns = start_ns + row * CONTROL_PERIOD_NS
+            at_ns = start_ns + row * self._control_ns
             command = self._command_for(at_ns if row else at_ns + TICK_DELAY_NS)
-            self.robot.world.step(command)
+            self.robot.world.step(command, self._control_ns / 1e9)
             taken.append(command)
-            self._set_clock(at_ns + CONTROL_PERIOD_NS)
+            self._set_clock(at_ns + self._control_ns)
             self._publish_joints(self._now_ns)
         return np.array(taken).reshape(-1, len(self._profile.command.names))
 
@@ -316,12 +322,12 @@ class LockStep:
         self._sent[self._joints_topic] += 1
 
     def _command_for(self, now_ns: int) -> np.ndarray:
-        """Return the command (4,) for this moment as the node sends it, when it does."""
+        """Return the command for this moment as the node sends it, when it does."""
         command = self._profile.command
         buffer = ActionBuffer(len(command.names), command.interpolation)
         buffer.put(self._chunk, now_ns)
-        row = buffer.rows(now_ns, period_ns=CONTROL_PERIOD_NS, count=1)[0]
-        expected = np.clip(row, command.lower, command.upper)
+        row = buffer.rows(now_ns, period_ns=self._control_ns, count=1)[0]
+        expected = np.clip(row, *self._limits)
         self.clamped_rows += bool((row != expected).any())
 
         def has_come() -> bool:
@@ -396,6 +402,16 @@ class LockStep:
             self.heard.diagnostics[part] = {pair.key: pair.value for pair in status.values}
             if part == 'engine':
                 self.heard.engine_message = status.message
+
+
+def _limits(command: CommandProfile) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest command of each joint: a position, or a velocity."""
+    is_position = np.array([quantity == 'position' for quantity in command.quantity])
+    fastest = np.array(command.max_velocity)
+    return (
+        np.where(is_position, command.lower, -fastest),
+        np.where(is_position, command.upper, fastest),
+    )
 
 
 def _chunk(message: ActionChunkMessage) -> ActionChunk:

@@ -12,7 +12,7 @@ from std_msgs.msg import String
 
 from oxygen_ros.sim.aloha_tasks import TASKS
 from oxygen_ros.sim.aloha_world import AlohaWorld
-from oxygen_ros.sim.robot import RobotNode, RobotParameter, SimulatedRobot, parameters, run_robot
+from oxygen_ros.sim.robot import RobotNode, RobotParameter, TargetRobot, parameters, run_robot
 
 PARAMETERS = (
     *parameters(
@@ -32,7 +32,7 @@ PARAMETERS = (
 )
 
 
-class AlohaRobot(SimulatedRobot[AlohaWorld]):
+class AlohaRobot(TargetRobot[AlohaWorld]):
     """Two arms and three cameras."""
 
     CAMERA_TOPIC = '{}/image_raw'

@@ -2,7 +2,8 @@
 
 Owns the robot's topics, its pace and its services, whatever world it lives in; physics and truth
 are the world's. Knows nothing of a policy: like any robot it is known to `oxygen` by a profile and
-by nothing else. `tabletop.py` and `aloha.py` are such robots; the evaluation drives them itself.
+by nothing else. `tabletop.py`, `aloha.py` and `libero.py` are such robots; the evaluation drives
+them itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from trajectory_msgs.msg import JointTrajectory
 from oxygen_ros.conversions import ns_to_stamp
 from oxygen_ros.sim.world import GraphicsError
 
-JOINTS_TOPIC = 'joint_states'
 IMAGE_TYPES = {'raw': Image, 'compressed': CompressedImage}
 COMMAND_TYPES = {
     'forward_command': Float64MultiArray,
@@ -71,7 +71,7 @@ class World(Protocol):
     def reset(self, seed: int) -> None: ...
     def step(self, targets: np.ndarray, duration_s: float) -> None: ...
     def joint_positions(self) -> np.ndarray: ...
-    def joint_velocities(self) -> np.ndarray: ...
+    def joint_velocities(self) -> np.ndarray: ...  # (0,) where they are not known
     def render(self, camera: str) -> np.ndarray: ...
     def close(self) -> None: ...
 
@@ -140,10 +140,18 @@ class Motion:
 
 
 class SimulatedRobot(Generic[WorldT]):
-    """A world with topics: the cameras, the joints, and obedience to the newest command."""
+    """A world with topics: the cameras, the joints, and obedience, of which there are kinds.
+
+    A kind of robot says in `rest`, `obey` and `advance` what its commands mean over time.
+    """
 
     CAMERA_TOPIC = 'camera/{}/image_raw'
+    JOINTS_TOPIC = 'joint_states'
     COMMAND_TOPIC = 'joint_commands'
+    COMMAND_QUANTITY = 'position'
+    """As a profile calls what is commanded."""
+    COMMAND_DEPTH = 1
+    """So many commands may come while a picture is taken; of targets the newest is enough."""
 
     def __init__(
         self,
@@ -167,9 +175,11 @@ class SimulatedRobot(Generic[WorldT]):
             )
             for camera in world.CAMERAS
         }
-        self._joints = node.create_publisher(JointState, JOINTS_TOPIC, 10)
-        node.create_subscription(COMMAND_TYPES[interface], self.COMMAND_TOPIC, self._on_command, 1)
-        self._motion = self._at_rest()
+        self._joints = node.create_publisher(JointState, self.JOINTS_TOPIC, 10)
+        node.create_subscription(
+            COMMAND_TYPES[interface], self.COMMAND_TOPIC, self._on_command, self.COMMAND_DEPTH
+        )
+        self.rest()
 
     @classmethod
     def camera_topic(cls, camera: str, transport: str) -> str:
@@ -181,20 +191,30 @@ class SimulatedRobot(Generic[WorldT]):
     def reset(self, seed: int) -> None:
         """Lay the world out anew; the arm rests until it is commanded."""
         self.world.reset(seed)
-        self.command, self._motion = None, self._at_rest()
+        self.command = None
+        self.rest()
+
+    def rest(self) -> None:
+        """Forget what was commanded; the arm stays."""
+        raise NotImplementedError
+
+    def obey(self, message: Any) -> np.ndarray:
+        """Follow a command from now on; return its first row.
+
+        Raises:
+            CommandError: it cannot be followed.
+        """
+        raise NotImplementedError
+
+    def advance(self, duration_s: float) -> None:
+        """Let time pass, the arm following its commands."""
+        raise NotImplementedError
 
     def is_heard(self, cameras: Sequence[str] | None = None) -> bool:
         """Whether somebody has subscribed to the joint states and to each of these cameras."""
         cameras = self.world.CAMERAS if cameras is None else cameras
         publishers = [self._joints, *(self._images[camera] for camera in cameras)]
         return all(publisher.get_subscription_count() for publisher in publishers)
-
-    def advance(self, duration_s: float) -> None:
-        """Let time pass, the arm following its commands."""
-        while duration_s > 1e-9:
-            step_s = min(duration_s, TARGET_PERIOD_S)
-            self.world.step(self._motion.at(self.world.time_s), step_s)
-            duration_s -= step_s
 
     def publish_joints(self, stamp_ns: int) -> None:
         """Say where the joints are."""
@@ -218,22 +238,40 @@ class SimulatedRobot(Generic[WorldT]):
         if self.braked:
             return
         try:
-            times_s, rows = command_rows(message, self.world.JOINTS)
+            self.command = self.obey(message)
         except CommandError as error:
             self._node.get_logger().error(
                 f'{self.COMMAND_TOPIC}: {error}; ignored', throttle_duration_sec=1.0
             )
-            return
-        now_s = self.world.time_s
+
+
+class TargetRobot(SimulatedRobot[WorldT]):
+    """A robot that is told where its joints should be; the newest command stays in force."""
+
+    def rest(self) -> None:
+        """Stay where the joints are."""
+        rows = self.world.joint_positions()[np.newaxis]
+        self._motion = Motion(self.world.time_s, np.zeros(1), rows)
+
+    def obey(self, message: Any) -> np.ndarray:
+        """Drive towards one target, or along a trajectory.
+
+        Raises:
+            CommandError: not one finite position for each joint.
+        """
+        times_s, rows = command_rows(message, self.world.JOINTS)
+        first, now_s = rows[0], self.world.time_s
         if times_s[0] > 0:  # a trajectory begins where the last one has got to
             times_s, rows = np.r_[0.0, times_s], np.vstack([self._motion.at(now_s), rows])
-            self.command = rows[1]
-        else:
-            self.command = rows[0]
         self._motion = Motion(now_s, times_s, rows)
+        return np.array(first)
 
-    def _at_rest(self) -> Motion:
-        return Motion(self.world.time_s, np.zeros(1), self.world.joint_positions()[np.newaxis])
+    def advance(self, duration_s: float) -> None:
+        """Let time pass; the servos hear every TARGET_PERIOD_S where they should be."""
+        while duration_s > 1e-9:
+            step_s = min(duration_s, TARGET_PERIOD_S)
+            self.world.step(self._motion.at(self.world.time_s), step_s)
+            duration_s -= step_s
 
 
 @dataclass(frozen=True)
@@ -264,7 +302,12 @@ class RobotParameter:
 
 
 def parameters(
-    *, transport: str, command_interface: str, camera_rate_hz: float, seed: str
+    *,
+    transport: str,
+    command_interface: str,
+    command_interfaces: tuple[str, ...] = tuple(COMMAND_TYPES),
+    camera_rate_hz: float,
+    seed: str,
 ) -> tuple[RobotParameter, ...]:
     """Return what every simulated robot can be told, with the defaults of one; `seed` describes."""
     return (
@@ -292,7 +335,7 @@ def parameters(
             'command_interface',
             command_interface,
             'What is obeyed as a command: Float64MultiArray, JointState or JointTrajectory.',
-            tuple(COMMAND_TYPES),
+            command_interfaces,
         ),
         RobotParameter(
             'camera_rate_hz', camera_rate_hz, 'Pictures of each camera per second.', (1.0, 100.0)
@@ -436,7 +479,7 @@ def run_robot(program: str, make_node: Callable[[], RobotNode[Any]], args: list[
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     node.get_logger().info(
-        f'{", ".join(world.CAMERAS)} and {JOINTS_TOPIC} are published, '
+        f'{", ".join(world.CAMERAS)} and {node.robot.JOINTS_TOPIC} are published, '
         f'{node.robot.COMMAND_TOPIC} is obeyed'
     )
     while not stop.is_set():

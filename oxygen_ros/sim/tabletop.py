@@ -11,11 +11,10 @@ import sys
 
 from std_msgs.msg import String
 
-from oxygen_ros.sim.robot import RobotNode, SimulatedRobot, parameters, run_robot
-from oxygen_ros.sim.world import COLOURS, CONTROL_HZ, TabletopWorld
+from oxygen_ros.sim.robot import RobotNode, TargetRobot, parameters, run_robot
+from oxygen_ros.sim.world import COLOURS, TabletopWorld
 
 INSTRUCTION_TOPIC = 'instruction'
-CONTROL_PERIOD_NS = 1_000_000_000 // CONTROL_HZ
 PARAMETERS = parameters(
     transport='raw',
     command_interface='forward_command',
@@ -24,7 +23,7 @@ PARAMETERS = parameters(
 )
 
 
-class TabletopRobot(SimulatedRobot[TabletopWorld]):
+class TabletopRobot(TargetRobot[TabletopWorld]):
     """The arm at the table."""
 
 
