@@ -36,18 +36,19 @@ class Inputs:
         profile: RobotProfile,
         *,
         control_ns: Callable[[], int],
+        ros_ns: Callable[[], int],
         forget_plan: Callable[..., None],
     ) -> None:
         """Hear nothing yet.
 
         Args:
             control_ns: the control clock.
+            ros_ns: the node's clock.
             forget_plan: throws away what was planned up to now, for the reason given, or up to
                 the frame whose number comes second.
         """
         self._node, self._profile = node, profile
-        self._control_ns, self._forget_plan = control_ns, forget_plan
-        self._instruction = profile.instruction
+        self._control_ns, self._ros_ns, self._forget_plan = control_ns, ros_ns, forget_plan
         self.subscriptions: list[Any] = []
         """Those of the cameras, then the joints, both in the order of the buffer's status."""
         self._jump_handle: Any = None
@@ -73,7 +74,10 @@ class Inputs:
             create(JointState, joints.topic, guard(self._on_joints), sensor(joints.deadline_s))
         )
         self.subscriptions += qos.create_latched_too(
-            node.create_subscription, String, self._instruction.topic, guard(self._on_instruction)
+            node.create_subscription,
+            String,
+            self._profile.instruction.topic,
+            guard(self._on_instruction),
         )
         jump = JumpThreshold(
             min_forward=Duration(seconds=FORWARD_JUMP_S),
@@ -102,7 +106,7 @@ class Inputs:
         if len(text) > MAX_INSTRUCTION_CHARS:
             self.buffer.count_drop('instruction_too_long')
             self._node.get_logger().error(
-                f'{self._instruction.topic}: expected at most {MAX_INSTRUCTION_CHARS} '
+                f'{self._profile.instruction.topic}: expected at most {MAX_INSTRUCTION_CHARS} '
                 f'characters, got {len(text)}; holding without an instruction'
             )
             text = ''
@@ -128,14 +132,11 @@ class Inputs:
         seconds = jump.delta.nanoseconds / 1e9
         self._node.get_logger().info(f'the clock jumped by {seconds:.3f} s')
 
-    def _ros_ns(self) -> int:
-        return int(self._node.get_clock().now().nanoseconds)
-
     # --- frame thread -------------------------------------------------------------------------
 
     def snapshot(self, frame: int) -> Observation | NotReady:
         """Return what the frame of this number sees, or what is missing."""
-        topic, limit_s = self._instruction.topic, self._instruction.max_age_s
+        topic, limit_s = self._profile.instruction.topic, self._profile.instruction.max_age_s
         if self.buffer.expire_instruction(self._control_ns()):
             self._forget_plan('instruction_stale', frame)
             self._node.get_logger().warning(

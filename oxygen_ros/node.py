@@ -89,7 +89,9 @@ class OxygenNode(LifecycleNode):
         # Frames must go on when the system clock is set back.
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._guard = Guard(self.get_logger())
-        self._reports = Reports(self, self._qos, self._interlock, self._guard, lambda: self._parts)
+        self._reports = Reports(
+            self, self._qos, self._interlock, self._guard, lambda: self._parts, self._ros_ns
+        )
 
     # --- lifecycle ----------------------------------------------------------------------------
 
@@ -173,7 +175,13 @@ class OxygenNode(LifecycleNode):
 
     def _make_parts(self, profile: RobotProfile) -> Parts:
         control_ns = self._ros_ns if self._value('use_sim_time') else time.monotonic_ns
-        inputs = Inputs(self, profile, control_ns=control_ns, forget_plan=self._forget_plan)
+        inputs = Inputs(
+            self,
+            profile,
+            control_ns=control_ns,
+            ros_ns=self._ros_ns,
+            forget_plan=self._forget_plan,
+        )
         actions = ActionBuffer.of_profile(profile)
         process = self._engine_process(profile, actions)
         return Parts(

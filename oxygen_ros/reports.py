@@ -40,10 +40,16 @@ class Reports:
         interlock: Interlock,
         guard: Guard,
         parts: Callable[[], Parts | None],
+        ros_ns: Callable[[], int],
     ) -> None:
-        """Begin to report; `parts` says what there is, None while nothing is configured."""
+        """Begin to report.
+
+        Args:
+            parts: what there is, None while nothing is configured.
+            ros_ns: the node's clock.
+        """
         self._node, self._qos, self._interlock, self._guard = node, qos, interlock, guard
-        self._parts = parts
+        self._parts, self._ros_ns = parts, ros_ns
         # Diagnostics must go on when /clock does not.
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._clock_watch = monitor.ClockWatch()
@@ -184,9 +190,6 @@ class Reports:
         if (own := self._node.get_fully_qualified_name()) in publishers:
             publishers.remove(own)  # once: a twin of ours is a rival
         return CommandTopic(topic, parts.commands.get_subscription_count(), sorted(publishers))
-
-    def _ros_ns(self) -> int:
-        return int(self._node.get_clock().now().nanoseconds)
 
     def _value(self, name: str) -> Any:
         return self._node.get_parameter(name).value

@@ -9,10 +9,9 @@ small random model, looks and acts.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,19 +27,12 @@ if find_spec('gym_aloha') is None:
     pytest.skip('gym-aloha is not installed', allow_module_level=True)
 
 from robot import NodeProcess
-from rosgraph_msgs.msg import Clock
+from seen_robot import TIMEOUT_S, SeenRobot, end, ros_arguments
 from sensor_msgs.msg import CompressedImage, JointState
 from std_msgs.msg import String
-from std_srvs.srv import Trigger
 
 from oxygen_ros.actions import ActionBuffer, ActionChunk
-from oxygen_ros.conversions import (
-    check_image,
-    command_message,
-    decode_image,
-    joint_positions,
-    stamp_to_ns,
-)
+from oxygen_ros.conversions import check_image, decode_image, stamp_to_ns
 from oxygen_ros.profile import RobotProfile, load_profile
 from oxygen_ros.publisher import CommandPublisher
 from oxygen_ros.sim.aloha import AlohaRobot
@@ -49,13 +41,11 @@ from oxygen_ros.sim.aloha_world import CAMERAS, CONTROL_HZ, IMAGE_HEIGHT, IMAGE_
 
 ROOT = Path(__file__).resolve().parents[1]
 PERIOD_NS = 1_000_000_000 // CONTROL_HZ
-TIMEOUT_S = 120.0
 
 
 def start(**parameters: Any) -> subprocess.Popen[str]:
-    arguments = [part for name, value in parameters.items() for part in ('-p', f'{name}:={value}')]
     return subprocess.Popen(
-        [sys.executable, '-m', 'oxygen_ros.sim.aloha', '--ros-args', *arguments],
+        [sys.executable, '-m', 'oxygen_ros.sim.aloha', *ros_arguments(**parameters)],
         cwd=ROOT,
         env=dict(os.environ),
         stderr=subprocess.PIPE,
@@ -63,82 +53,17 @@ def start(**parameters: Any) -> subprocess.Popen[str]:
     )
 
 
-def end(process: subprocess.Popen[str]) -> str:
-    """Interrupt the robot as Ctrl-C does; return what it said last."""
-    process.send_signal(signal.SIGINT)
-    try:
-        return process.communicate(timeout=TIMEOUT_S)[1]
-    finally:
-        process.kill()
-
-
-class Aloha:
-    """What one sees of a robot that runs in a process of its own."""
-
+class Aloha(SeenRobot):
     def __init__(self, graph: Any, profile: RobotProfile, process: subprocess.Popen[str]) -> None:
-        self.graph, self.node, self.profile, self.process = graph, graph.node, profile, process
-        self.heard: dict[str, list[Any]] = {}
-        for camera in profile.cameras:
-            self.hear(camera.slot, CompressedImage, camera.topic)
-        self.hear('joints', JointState, profile.joints.topic)
-        self.hear('clock', Clock, '/clock')
-        self.hear('stage', String, 'aloha/stage')
-        self.hear('commands', JointState, profile.command.topic)
-        self.commands = self.node.create_publisher(JointState, profile.command.topic, 10)
-        self.clients = {
-            name: self.node.create_client(Trigger, f'aloha/{name}') for name in ('reset', 'step')
-        }
-
-    def hear(self, key: str, kind: type, topic: str) -> None:
-        self.heard[key] = []
-        self.node.create_subscription(kind, topic, self.heard[key].append, 100)
-
-    def until(self, is_true: Callable[[], Any], what: str) -> None:
-        def look() -> Any:
-            assert self.process.poll() is None, 'the robot ended'
-            return is_true()
-
-        self.graph.spin_until(look, what, TIMEOUT_S)
-
-    def begin(self) -> None:
-        """Wait for the robot, and put it where it starts."""
-        self.until(
-            lambda: self.heard['joints'] and self.commands.get_subscription_count() > 1,
-            'the robot',  # it listens to commands, and so does this test
+        super().__init__(
+            graph,
+            profile,
+            process,
+            name='aloha',
+            image=CompressedImage,
+            command=JointState,
+            truth={'stage': String},
         )
-        self.call('reset')
-        # Whoever joins late has missed pictures that were taken before.
-        while not all(self.heard[camera.slot] for camera in self.profile.cameras):
-            self.step()
-
-    def call(self, name: str) -> str:
-        client = self.clients[name]
-        self.until(client.service_is_ready, name)
-        future = client.call_async(Trigger.Request())
-        self.until(future.done, f'the answer of {name}')
-        return str(future.result().message)
-
-    def step(self) -> None:
-        """20 ms pass; afterwards the joint states of that moment are here."""
-        time_ns = round(float(self.call('step').split()[1]) * 1e9)
-        self.until(lambda: self.time_ns() >= time_ns, 'the joints after the step')
-
-    def send(self, row: np.ndarray) -> None:
-        """Command a row, and wait until it was certainly delivered to whoever listens."""
-        self.heard['commands'].clear()
-        self.commands.publish(command_message(self.profile.command, row, 0.02))
-        self.until(lambda: self.heard['commands'], 'the command')
-
-    def time_ns(self) -> int:
-        return self.stamps_ns('joints')[-1]
-
-    def stamps_ns(self, key: str) -> list[int]:
-        return [stamp_to_ns(message.header.stamp) for message in self.heard[key]]
-
-    def measured(self) -> np.ndarray:
-        """Positions as the node reads them: by name, in the order of the profile."""
-        found = joint_positions(self.heard['joints'][-1], self.profile.joints)
-        return np.array([found[name] for name in self.profile.joints.names])
 
 
 @pytest.fixture(scope='module')

@@ -7,10 +7,9 @@ writes down its actions, or, where robosuite is installed, its Lift.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,11 @@ if find_spec('mujoco') is None:  # imported here, it would look for a screen
     pytest.skip('MuJoCo is not installed', allow_module_level=True)
 
 from libero_stand_ins import FakeEnvironment, a_task, needs_robosuite
-from rosgraph_msgs.msg import Clock
-from sensor_msgs.msg import Image, JointState
+from seen_robot import TIMEOUT_S, SeenRobot, end, ros_arguments
+from sensor_msgs.msg import Image
 from std_msgs.msg import Bool, Float64MultiArray, String
-from std_srvs.srv import Trigger
 
-from oxygen_ros.conversions import (
-    check_image,
-    command_message,
-    decode_image,
-    joint_positions,
-    stamp_to_ns,
-)
+from oxygen_ros.conversions import check_image, decode_image
 from oxygen_ros.profile import RobotProfile, load_profile
 from oxygen_ros.sim.libero import MAX_WAITING, LiberoRobot
 from oxygen_ros.sim.libero_tasks import IMAGE_SIZE
@@ -42,7 +34,6 @@ from oxygen_ros.sim.libero_world import CAMERAS, CONTROL_PERIOD_S, LiberoWorld
 
 ROOT = Path(__file__).resolve().parents[1]
 STAND_INS = ROOT / 'test' / 'libero_stand_ins.py'
-TIMEOUT_S = 120.0
 FORWARD = [0.25, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
 
 
@@ -139,9 +130,8 @@ def test_after_a_reset_what_waited_is_forgotten(
 
 
 def start(environment: str, **parameters: Any) -> subprocess.Popen[str]:
-    arguments = [part for name, value in parameters.items() for part in ('-p', f'{name}:={value}')]
     return subprocess.Popen(
-        [sys.executable, str(STAND_INS), environment, '--ros-args', *arguments],
+        [sys.executable, str(STAND_INS), environment, *ros_arguments(**parameters)],
         env={**os.environ, 'PYTHONPATH': f'{ROOT}{os.pathsep}{os.environ.get("PYTHONPATH", "")}'},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -149,82 +139,17 @@ def start(environment: str, **parameters: Any) -> subprocess.Popen[str]:
     )
 
 
-def end(process: subprocess.Popen[str]) -> str:
-    """Interrupt the robot as Ctrl-C does; return what it said last."""
-    process.send_signal(signal.SIGINT)
-    try:
-        return process.communicate(timeout=TIMEOUT_S)[1]
-    finally:
-        process.kill()
-
-
-class Libero:
-    """What one sees of a robot that runs in a process of its own."""
-
+class Libero(SeenRobot):
     def __init__(self, graph: Any, profile: RobotProfile, process: subprocess.Popen[str]) -> None:
-        self.graph, self.node, self.profile, self.process = graph, graph.node, profile, process
-        self.heard: dict[str, list[Any]] = {}
-        for camera in profile.cameras:
-            self.hear(camera.slot, Image, camera.topic)
-        self.hear('state', JointState, profile.joints.topic)
-        self.hear('clock', Clock, '/clock')
-        self.hear('language', String, 'libero/language')
-        self.hear('success', Bool, 'libero/success')
-        self.hear('commands', Float64MultiArray, profile.command.topic)
-        self.commands = self.node.create_publisher(Float64MultiArray, profile.command.topic, 10)
-        self.clients = {
-            name: self.node.create_client(Trigger, f'libero/{name}') for name in ('reset', 'step')
-        }
-
-    def hear(self, key: str, kind: type, topic: str) -> None:
-        self.heard[key] = []
-        self.node.create_subscription(kind, topic, self.heard[key].append, 100)
-
-    def until(self, is_true: Callable[[], Any], what: str) -> None:
-        def look() -> Any:
-            assert self.process.poll() is None, 'the robot ended'
-            return is_true()
-
-        self.graph.spin_until(look, what, TIMEOUT_S)
-
-    def begin(self) -> None:
-        """Wait for the robot, and put it where it starts."""
-        self.until(
-            lambda: self.heard['state'] and self.commands.get_subscription_count() > 1,
-            'the robot',  # it listens to commands, and so does this test
+        super().__init__(
+            graph,
+            profile,
+            process,
+            name='libero',
+            image=Image,
+            command=Float64MultiArray,
+            truth={'language': String, 'success': Bool},
         )
-        self.call('reset')
-        while not all(self.heard[key] for key in (*self.slots(), 'success')):
-            self.step()
-
-    def slots(self) -> list[str]:
-        return [camera.slot for camera in self.profile.cameras]
-
-    def call(self, name: str) -> str:
-        client = self.clients[name]
-        self.until(client.service_is_ready, name)
-        future = client.call_async(Trigger.Request())
-        self.until(future.done, f'the answer of {name}')
-        return str(future.result().message)
-
-    def step(self) -> None:
-        """50 ms pass; afterwards the state of that moment is here."""
-        time_ns = round(float(self.call('step').split()[1]) * 1e9)
-        self.until(lambda: self.stamps_ns('state')[-1] >= time_ns, 'the state after the step')
-
-    def send(self, row: list[float]) -> None:
-        """Command a row, and wait until it was certainly delivered to whoever listens."""
-        self.heard['commands'].clear()
-        self.commands.publish(command_message(self.profile.command, np.array([row]), 0.05))
-        self.until(lambda: self.heard['commands'], 'the command')
-
-    def stamps_ns(self, key: str) -> list[int]:
-        return [stamp_to_ns(message.header.stamp) for message in self.heard[key]]
-
-    def measured(self) -> np.ndarray:
-        """The state as the node reads it: by name, in the order of the profile."""
-        found = joint_positions(self.heard['state'][-1], self.profile.joints)
-        return np.array([found[name] for name in self.profile.joints.names])
 
 
 # Before the robot of the other tests starts.
@@ -234,12 +159,12 @@ def test_in_real_time_it_stamps_with_the_system_clock_and_ends_with_code_0(
     graph: Any, profile: RobotProfile
 ) -> None:
     robot = Libero(graph, profile, start('fake'))
-    robot.until(lambda: len(robot.heard['state']) > 20, 'the state')
+    robot.until(lambda: len(robot.heard['joints']) > 20, 'the state')
     robot.until(lambda: robot.heard['left_wrist_0_rgb'], 'pictures')
     errors = end(robot.process)
     assert robot.process.returncode == 0
     assert 'Traceback' not in errors
-    assert (np.diff(robot.stamps_ns('state')) > 0).all()
+    assert (np.diff(robot.stamps_ns('joints')) > 0).all()
     assert not robot.heard['clock']
 
 
@@ -291,19 +216,19 @@ def test_cameras_state_and_task_are_what_profile_and_parameters_say(libero: Libe
         message = libero.heard[camera.slot][0]
         check_image(message, camera)
         assert decode_image(message, camera).shape == (IMAGE_SIZE, IMAGE_SIZE, 3)
-    assert tuple(libero.heard['state'][0].name) == libero.profile.joints.names
+    assert tuple(libero.heard['joints'][0].name) == libero.profile.joints.names
     np.testing.assert_allclose(libero.measured(), [0, 0, 0, 0, 0, 0.5, 0.02, -0.02], atol=1e-9)
     assert libero.heard['language'][-1].data == 'lift the red cube'
     assert libero.heard['success'][-1].data is False
 
 
 def test_rates_are_the_declared_ones_of_the_robots_clock(libero: Libero) -> None:
-    before_ns = libero.stamps_ns('state')[-1]
+    before_ns = libero.stamps_ns('joints')[-1]
     for _ in range(20):
         libero.step()
-    slot = libero.slots()[-1]
+    slot = libero.profile.cameras[-1].slot
     libero.until(lambda: libero.stamps_ns(slot)[-1] >= before_ns + 10**9, 'the last picture')
-    states_ns = sorted(stamp for stamp in set(libero.stamps_ns('state')) if stamp >= before_ns)
+    states_ns = sorted(stamp for stamp in set(libero.stamps_ns('joints')) if stamp >= before_ns)
     assert np.diff(states_ns).tolist() == [50_000_000] * 20
     for camera in libero.profile.cameras:
         taken_ns = [stamp for stamp in libero.stamps_ns(camera.slot) if stamp > before_ns]

@@ -28,8 +28,6 @@ from oxygen_ros.model.rtc import Continuation, Trained
 from oxygen_ros.model.weights import load_model, random_model
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
-
-
 ROWS_BUCKET = 64
 """Views of slots in a decode step begin and end at a multiple of this many rows."""
 

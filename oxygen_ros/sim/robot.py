@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -139,7 +140,7 @@ class Motion:
         return np.array([np.interp(since_s, self.times_s, column) for column in self.rows.T])
 
 
-class SimulatedRobot(Generic[WorldT]):
+class SimulatedRobot(ABC, Generic[WorldT]):
     """A world with topics: the cameras, the joints, and obedience, of which there are kinds.
 
     A kind of robot says in `rest`, `obey` and `advance` what its commands mean over time.
@@ -194,21 +195,21 @@ class SimulatedRobot(Generic[WorldT]):
         self.command = None
         self.rest()
 
+    @abstractmethod
     def rest(self) -> None:
         """Forget what was commanded; the arm stays."""
-        raise NotImplementedError
 
+    @abstractmethod
     def obey(self, message: Any) -> np.ndarray:
         """Follow a command from now on; return its first row.
 
         Raises:
             CommandError: it cannot be followed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self, duration_s: float) -> None:
         """Let time pass, the arm following its commands."""
-        raise NotImplementedError
 
     def is_heard(self, cameras: Sequence[str] | None = None) -> bool:
         """Whether somebody has subscribed to the joint states and to each of these cameras."""
